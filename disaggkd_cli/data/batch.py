@@ -1,0 +1,168 @@
+"""What one forward pass eats: token ids, where documents begin, and the labels that count.
+
+Legend of shapes: B rows of a micro-batch, S positions of a row, R supervised rows (token positions whose label counts),
+N documents of the micro-batch. Labels are next-token labels, already shifted: `labels[b, i]` is the token that follows
+`input_ids[b, i]` in its document, or -100 where nothing is to be predicted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+IGNORE = -100
+"""The label of a token position that does not count."""
+
+
+@dataclass(frozen=True, eq=False)
+class Sequence:
+    """One row before it is padded: one document, or several packed one after the other."""
+
+    input_ids: np.ndarray
+    """[L] int32 token ids."""
+    labels: np.ndarray
+    """[L] int32 next-token labels; -100 = not supervised. The last token of each document has -100."""
+    document_lengths: tuple[int, ...]
+    """Tokens of each document of the row; sums to L."""
+
+    def __len__(self) -> int:
+        return len(self.input_ids)
+
+
+@dataclass(frozen=True, eq=False)
+class MicroBatch:
+    """Rows padded on the right to the longest of them. No attention mask exists anywhere: attention is causal, and padding
+    is a document of its own that is never supervised, so it can change nothing."""
+
+    input_ids: Tensor
+    """[B, S] int64."""
+    document_lengths: tuple[tuple[int, ...], ...]
+    """Tokens of each document, row by row; every row sums to S, its padding (if any) being the last document."""
+    labels: Tensor
+    """[B, S] int64 next-token labels (already shifted); -100 = not supervised."""
+
+    @cached_property
+    def position_ids(self) -> Tensor:
+        """[B, S] int64, starting again from zero with each document."""
+        return position_ids_from_lengths(self.document_lengths).to(self.input_ids.device)
+
+    @cached_property
+    def rows(self) -> Tensor:
+        """[R] int64: the supervised positions, as ascending indices into the flattened B * S."""
+        return torch.nonzero(self.labels.reshape(-1) != IGNORE).reshape(-1)
+
+    @cached_property
+    def row_labels(self) -> Tensor:
+        """[R] int64: the labels of `rows`, in their order."""
+        return self.labels.reshape(-1)[self.rows]
+
+    @property
+    def supervised_count(self) -> int:
+        """R, the number of supervised rows."""
+        return self.rows.numel()
+
+    @property
+    def flat_document_lengths(self) -> Tensor:
+        """[N] int32 lengths of all documents, row by row: the form that travels."""
+        return flatten_lengths(self.document_lengths)
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> MicroBatch:
+        """The same micro-batch with its tensors on `device`."""
+        return MicroBatch(
+            self.input_ids.to(device, non_blocking=non_blocking),
+            self.document_lengths,
+            self.labels.to(device, non_blocking=non_blocking),
+        )
+
+
+def flatten_lengths(document_lengths: SequenceOf[SequenceOf[int]]) -> Tensor:
+    """[N] int32 from nested lengths, row by row. `lengths_by_row` is the way back."""
+    return torch.tensor([length for row in document_lengths for length in row], dtype=torch.int32)
+
+
+def lengths_by_row(flat_lengths: Tensor | SequenceOf[int], sequence_length: int) -> tuple[tuple[int, ...], ...]:
+    """Nested lengths from flat ones: a row ends where its documents sum to `sequence_length`.
+
+    Raises:
+        ValueError: a document is not positive, or the lengths do not fill whole rows.
+    """
+    rows: list[tuple[int, ...]] = []
+    row: list[int] = []
+    filled = 0
+    for length in (int(length) for length in flat_lengths):
+        row.append(length)
+        filled += length
+        if length <= 0 or filled > sequence_length:
+            raise ValueError(f"document lengths {row} do not fill a row of {sequence_length} positions")
+        if filled == sequence_length:
+            rows.append(tuple(row))
+            row, filled = [], 0
+    if row:
+        raise ValueError(f"the last row holds {filled} of {sequence_length} positions")
+    return tuple(rows)
+
+
+def position_ids_from_lengths(
+    document_lengths: SequenceOf[SequenceOf[int]] | Tensor, sequence_length: int | None = None
+) -> Tensor:
+    """[B, S] int64 position ids that start again from zero with each document.
+
+    Args:
+        document_lengths: nested lengths, row by row, or the flat [N] tensor that travels.
+        sequence_length: S; needed with the flat form, checked with the nested one.
+
+    Raises:
+        ValueError: rows differ in their sums, or the flat lengths do not fill whole rows of S.
+    """
+    if isinstance(document_lengths, Tensor):
+        if sequence_length is None:
+            raise ValueError("flat document lengths need the sequence length")
+        document_lengths = lengths_by_row(document_lengths.tolist(), sequence_length)
+    if sequence_length is None:
+        sequence_length = sum(document_lengths[0]) if document_lengths else 0
+    if any(sum(row) != sequence_length for row in document_lengths):
+        raise ValueError(f"not every row of document lengths sums to {sequence_length}: {document_lengths}")
+    lengths = flatten_lengths(document_lengths).long()
+    starts = torch.cumsum(lengths, 0) - lengths
+    positions = torch.arange(len(document_lengths) * sequence_length) - torch.repeat_interleave(starts, lengths)
+    return positions.reshape(len(document_lengths), sequence_length)
+
+
+def collate(sequences: SequenceOf[Sequence], pad_id: int) -> MicroBatch:
+    """Pad `sequences` on the right to the longest of them.
+
+    Args:
+        sequences: at least one, each with at least one token.
+        pad_id: any id of the vocabulary; it may be the end token's, since padding is found by length and not by id.
+    """
+    if not sequences or any(len(sequence) == 0 for sequence in sequences):
+        raise ValueError("a micro-batch needs at least one sequence, and each at least one token")
+    longest = max(len(sequence) for sequence in sequences)
+    input_ids = np.full((len(sequences), longest), pad_id, dtype=np.int64)
+    labels = np.full((len(sequences), longest), IGNORE, dtype=np.int64)
+    document_lengths = []
+    for row, sequence in enumerate(sequences):
+        if sum(sequence.document_lengths) != len(sequence):
+            raise ValueError(f"documents of {sequence.document_lengths} tokens in a sequence of {len(sequence)}")
+        input_ids[row, : len(sequence)] = sequence.input_ids
+        labels[row, : len(sequence)] = sequence.labels
+        padding = longest - len(sequence)
+        document_lengths.append((*sequence.document_lengths, padding) if padding else tuple(sequence.document_lengths))
+    return MicroBatch(torch.from_numpy(input_ids), tuple(document_lengths), torch.from_numpy(labels))
+
+
+def empty_micro_batch(batch_size: int, sequence_length: int, pad_id: int) -> MicroBatch:
+    """Only padding, nothing supervised: what a rank steps through when it has nothing left but its peers do.
+
+    Every row is one document of `sequence_length` (at least 1) padding tokens.
+    """
+    return MicroBatch(
+        torch.full((batch_size, sequence_length), pad_id, dtype=torch.int64),
+        ((sequence_length,),) * batch_size,
+        torch.full((batch_size, sequence_length), IGNORE, dtype=torch.int64),
+    )
