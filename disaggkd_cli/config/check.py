@@ -1,0 +1,195 @@
+"""What a config must satisfy beyond its types: ranges, words, and keys that depend on each other."""
+
+from __future__ import annotations
+
+import difflib
+import glob
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from disaggkd_cli.config.schema import CHOICES, Config
+from disaggkd_cli.errors import UserError
+from disaggkd_cli.units import parse_bytes
+
+BUILTIN_DATA = ("builtin:pydoc",)
+
+_AT_LEAST_ONE = (
+    "teacher.replicas", "teacher.ranks_per_replica", "student.ranks", "student.replicate", "data.sequence_length",
+    "train.steps", "train.micro_batch_sequences", "train.accumulation", "train.keep_checkpoints",
+    "transport.ring_depth", "hardware.gpus_per_node",
+)  # fmt: skip
+_AT_LEAST_ZERO = (
+    "seed", "loss.kd_weight", "loss.ce_weight", "train.learning_rate", "train.warmup_steps", "train.weight_decay",
+    "train.clip_norm", "train.eval_every", "train.save_every", "transport.teacher_wait",
+)  # fmt: skip
+_ABOVE_ZERO = ("loss.temperature", "transport.timeout", "hardware.nic_gbps")
+
+
+def get(config: Config, key: str) -> Any:
+    """Return the value of a dotted key."""
+    value: Any = config
+    for name in key.split("."):
+        value = getattr(value, name)
+    return value
+
+
+def check(config: Config, *, running: bool = False) -> list[str]:
+    """Return every problem of `config` as `key: reason and mend`, an empty list when it is sound.
+
+    Args:
+        config: the typed config.
+        running: check also what a run needs and a plan does not: models and data given, local paths that exist.
+    """
+    problems = [*_words(config), *_ranges(config), *_together(config)]
+    if running:
+        problems += _for_a_run(config)
+    return problems
+
+
+def is_local_path(source: str) -> bool:
+    """Return whether a model source can only be meant as a path, not as a hub name (`organisation/model`)."""
+    return source.startswith((".", "/", "~")) or source.count("/") > 1 or source.endswith((".gguf", ".json"))
+
+
+def missing_path(source: str) -> str | None:
+    """Return why a model source cannot be found locally, or None when it exists or may be a hub name."""
+    path = Path(source).expanduser()
+    if path.exists():
+        return None
+    first = Path(source).parts[0] if source else ""
+    if is_local_path(source) or Path(first).is_dir():
+        parent = path.parent
+        names = [entry.name for entry in parent.iterdir()] if parent.is_dir() else []
+        near = difflib.get_close_matches(path.name, names, n=1)
+        hint = f"; did you mean {parent / near[0]}?" if near else ""
+        return f"{source} does not exist{hint}"
+    if source.count("/") != 1 and not re.fullmatch(r"[\w.-]+", source):
+        return f"{source!r} is neither a local path nor a hub name (organisation/model)"
+    return None
+
+
+def _words(config: Config) -> Iterator[str]:
+    for key, words in CHOICES.items():
+        value = get(config, key)
+        if value not in words:
+            near = difflib.get_close_matches(str(value), words, n=1)
+            hint = f"did you mean {near[0]}? " if near else ""
+            yield f"{key}: {value!r} is not known; {hint}there are {', '.join(words)}"
+
+
+def _ranges(config: Config) -> Iterator[str]:
+    for key in _AT_LEAST_ONE:
+        if get(config, key) < 1:
+            yield f"{key}: {get(config, key)} is too small; it must be at least 1"
+    for key in _AT_LEAST_ZERO:
+        if not get(config, key) >= 0:
+            yield f"{key}: {get(config, key)} is negative; it must be at least 0"
+    for key in _ABOVE_ZERO:
+        if not get(config, key) > 0:
+            yield f"{key}: {get(config, key)} must be above 0"
+    if not 0 <= config.loss.beta <= 1:
+        yield f"loss.beta: {config.loss.beta} is outside 0 … 1"
+    if config.data.sequence_length == 1:
+        yield "data.sequence_length: 1 leaves no next token to learn; it must be at least 2"
+    try:
+        if parse_bytes(config.loss.memory_budget) < 1 << 20:
+            yield f"loss.memory_budget: {config.loss.memory_budget} is below 1MiB, too little for one tile of logits"
+    except UserError as error:
+        yield f"loss.memory_budget: {error}"
+    betas = config.train.adam_betas
+    if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+        yield f"train.adam_betas: {betas} must be two numbers in 0 … 1 (1 excluded)"
+    threads = config.launch.threads
+    if threads != "auto" and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
+        yield f"launch.threads: {threads!r} must be auto or a number of threads, at least 1"
+    if config.data.eval_sequences is not None and config.data.eval_sequences < 1:
+        yield f"data.eval_sequences: {config.data.eval_sequences} must be at least 1, or null for all"
+    held_out = config.data.eval
+    if isinstance(held_out, bool) or not isinstance(held_out, (int, float, str)):
+        yield f"data.eval: {held_out!r} must be a path, or the fraction of documents to hold out"
+    elif not isinstance(held_out, str) and not 0 < held_out < 1:
+        yield f"data.eval: {held_out} must be a fraction between 0 and 1, or a path"
+
+
+def _together(config: Config) -> Iterator[str]:
+    loss, student, teacher, train = config.loss, config.student, config.teacher, config.train
+    if loss.kd_weight == 0 and loss.ce_weight == 0:
+        yield "loss.kd_weight: both it and loss.ce_weight are 0, so there is nothing to learn"
+    if student.ranks >= 1 and student.replicate >= 1 and student.ranks % student.replicate:
+        yield f"student.replicate: {student.replicate} does not divide student.ranks={student.ranks}"
+    if train.warmup_steps > train.steps:
+        yield f"train.warmup_steps: {train.warmup_steps} is more than train.steps={train.steps}"
+    starts = [name for name in ("model", "from_teacher", "from_config") if getattr(student, name)]
+    if len(starts) > 1:
+        yield f"student.{starts[0]}: give only one of student.{', student.'.join(starts)}"
+    if student.from_teacher is not None:
+        yield from _layers(student.from_teacher.layers)
+    if teacher.parallelism == "tensor" and config.mode == "colocated":
+        yield "teacher.parallelism: tensor needs ranks of the teacher's own; colocated teachers are sharded with fsdp"
+    rendezvous = config.launch.rendezvous
+    if rendezvous is not None:
+        host, _, port = rendezvous.rpartition(":")
+        if not host or not port.isdigit() or not 0 < int(port) < 65536:
+            yield f"launch.rendezvous: {rendezvous!r} must be host:port, such as node1:29400"
+        elif config.launch.bind == "loopback" and host not in ("localhost", "127.0.0.1", "::1"):
+            yield (
+                f"launch.rendezvous: {host} is another interface, but launch.bind=loopback keeps listeners on this "
+                "machine; set launch.bind=all or the address to listen on"
+            )
+
+
+def _layers(layers: Any) -> Iterator[str]:
+    key = "student.from_teacher.layers"
+    if isinstance(layers, str):
+        if not re.fullmatch(r"every_[1-9][0-9]*", layers):
+            yield f"{key}: {layers!r} must be every_N (every_2 keeps 0, 2, 4, …) or a list of layer numbers"
+    elif isinstance(layers, list):
+        numbers = [layer for layer in layers if isinstance(layer, int) and not isinstance(layer, bool) and layer >= 0]
+        if not layers or len(numbers) != len(layers) or sorted(set(numbers)) != layers:
+            yield f"{key}: {layers} must be rising layer numbers, such as [0, 2, 5]"
+    else:
+        yield f"{key}: must say which layers to keep: every_2, or a list such as [0, 2, 5]"
+
+
+def _for_a_run(config: Config) -> Iterator[str]:
+    student = config.student
+    if not config.teacher.model:
+        yield "teacher.model: is required: a model directory, a GGUF file or a hub name"
+    elif missing := missing_path(config.teacher.model):
+        yield f"teacher.model: {missing}"
+    if not (student.model or student.from_teacher or student.from_config):
+        yield "student.model: say where the student starts: student.model, student.from_teacher.layers or from_config"
+    for name in ("model", "from_config"):
+        source = getattr(student, name)
+        if source and (missing := missing_path(source)):
+            yield f"student.{name}: {missing}"
+    if not config.data.train:
+        yield "data.train: is required: a file, directory or glob of texts, or builtin:pydoc"
+    else:
+        yield from _data_path("data.train", config.data.train)
+    if isinstance(config.data.eval, str):
+        yield from _data_path("data.eval", config.data.eval)
+    if config.teacher.cache:
+        yield "teacher.cache: recorded hidden states are not available in this version; remove the key"
+    if config.loss.vocabulary_parallel:
+        yield "loss.vocabulary_parallel: is not available in `run` in this version; remove the key"
+    if student.replicate > 1:
+        yield "student.replicate: HSDP is not available in this version; set it to 1"
+    if config.teacher_ranks and config.teacher.ranks_per_replica > 1:
+        yield "teacher.ranks_per_replica: replicas of several ranks are not available in this version; set it to 1"
+    if config.transport.backend == "nccl":
+        yield "transport.backend: nccl is not available in this version; use auto or gloo"
+
+
+def _data_path(key: str, source: str) -> Iterator[str]:
+    if source.startswith("builtin:"):
+        if source not in BUILTIN_DATA:
+            yield f"{key}: {source} is not known; there is {', '.join(BUILTIN_DATA)}"
+        return
+    path = Path(source).expanduser()
+    if not path.exists() and not glob.glob(str(path), recursive=True):
+        names = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+        near = difflib.get_close_matches(path.name, names, n=1)
+        yield f"{key}: {source} does not exist" + (f"; did you mean {path.parent / near[0]}?" if near else "")

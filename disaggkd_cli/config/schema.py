@@ -1,0 +1,304 @@
+"""The configuration: one dataclass per section. Field names are a contract; every field says what it does.
+
+A config is data: it names no classes and runs no code. Values left out take the defaults here, which suit most people.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+DIVERGENCES = (
+    "forward_kl",
+    "reverse_kl",
+    "jsd",
+    "skewed_forward_kl",
+    "skewed_reverse_kl",
+    "symmetric_kl",
+    "total_variation",
+)
+
+CHOICES: dict[str, tuple[str, ...]] = {
+    "mode": ("disaggregated", "colocated"),
+    "teacher.dtype": ("bfloat16", "float16", "float32"),
+    "teacher.parallelism": ("fsdp", "tensor"),
+    "student.dtype": ("float32", "bfloat16"),
+    "student.activation_checkpointing": ("none", "full"),
+    "loss.divergence": DIVERGENCES,
+    "loss.implementation": ("fused", "full"),
+    "data.format": ("auto", "text", "jsonl", "parquet", "dataset"),
+    "data.packing": ("auto", "on", "off"),
+    "data.long_documents": ("split", "drop", "error"),
+    "train.schedule": ("cosine", "linear", "constant"),
+    "train.on_save_error": ("stop", "warn"),
+    "transport.dtype": ("bfloat16", "float16", "float32", "float8"),
+    "transport.backend": ("auto", "gloo", "nccl"),
+    "launch.device": ("auto", "cpu", "cuda"),
+}
+"""The keys that take one of a few words, and the words."""
+
+
+@dataclass
+class TeacherConfig:
+    """The model that is distilled, and how its replicas are laid out."""
+
+    model: str = ""
+    """A local model directory, a GGUF file, or a hub name. Required."""
+
+    dtype: str = "bfloat16"
+    """Weights and compute of the teacher's backbone: bfloat16, float16 or float32."""
+
+    replicas: int = 1
+    """Independent copies of the teacher, each serving every student rank. Ignored when colocated."""
+
+    ranks_per_replica: int = 1
+    """Ranks that one replica spans."""
+
+    parallelism: str = "fsdp"
+    """How a replica of several ranks shares its weights: fsdp or tensor."""
+
+    cache: str | None = None
+    """A directory of recorded hidden states that stands in for a live teacher."""
+
+    trust_remote_code: bool = False
+    """Let the model directory's own Python code run. Off unless you trust whoever wrote it."""
+
+
+@dataclass
+class FromTeacherConfig:
+    """A student cut out of the teacher: its embeddings, its head, and some of its layers."""
+
+    layers: Any = None
+    """Which of the teacher's layers the student keeps: `every_2` (0, 2, 4, …), or a list such as [0, 2, 5]."""
+
+
+@dataclass
+class StudentConfig:
+    """The model that is trained."""
+
+    model: str | None = None
+    """A local model directory, a GGUF file, or a hub name to start from."""
+
+    from_teacher: FromTeacherConfig | None = None
+    """Start from some of the teacher's layers instead of from `model`."""
+
+    from_config: str | None = None
+    """Start from fresh random weights: a `config.json`, a directory that holds one, or a hub name."""
+
+    ranks: int = 1
+    """Ranks that the student's parameters, gradients and optimizer state are sharded over (FSDP2)."""
+
+    dtype: str = "float32"
+    """Compute dtype of forward and backward. Master weights and optimizer state are float32 always."""
+
+    freeze: list[str] = field(default_factory=list)
+    """Parameters that stay as they are: shell patterns over their names, such as `*embed_tokens*` or `lm_head*`."""
+
+    activation_checkpointing: str = "none"
+    """`full` keeps only the input of each layer and recomputes the rest in backward."""
+
+    replicate: int = 1
+    """Copies of the sharded student (HSDP): ranks must be a multiple of it."""
+
+    trust_remote_code: bool = False
+    """Let the model directory's own Python code run. Off unless you trust whoever wrote it."""
+
+
+@dataclass
+class LossConfig:
+    """What is minimised: kd_weight · temperature² · divergence(teacher, student) + ce_weight · cross-entropy."""
+
+    divergence: str = "forward_kl"
+    """forward_kl, reverse_kl, jsd, skewed_forward_kl, skewed_reverse_kl, symmetric_kl or total_variation."""
+
+    temperature: float = 1.0
+    """Softens both distributions in the divergence; cross-entropy stays at temperature 1."""
+
+    beta: float = 0.5
+    """The mixing weight of jsd, the skewed divergences and symmetric_kl."""
+
+    kd_weight: float = 1.0
+    """Weight of the divergence."""
+
+    ce_weight: float = 0.0
+    """Weight of cross-entropy with the data's own next tokens."""
+
+    implementation: str = "fused"
+    """`fused` never forms tokens × vocabulary logits; `full` does, for comparison."""
+
+    memory_budget: str = "256MiB"
+    """Scratch memory that the fused loss may use per rank."""
+
+    vocabulary_parallel: bool = False
+    """Keep one shard of both heads on each student rank instead of gathering them."""
+
+
+@dataclass
+class DataConfig:
+    """The texts."""
+
+    train: str = ""
+    """A file, a directory, a glob, or `builtin:pydoc` (English reference prose of Python's standard library). Required."""
+
+    eval: Any = 0.02
+    """Held-out texts: a path like `train`, or the fraction of the training documents to hold out."""
+
+    format: str = "auto"
+    """auto, text, jsonl, parquet, or dataset (a Hugging Face dataset directory)."""
+
+    sequence_length: int = 512
+    """Longest sequence in tokens; packed sequences have just this length."""
+
+    packing: str = "auto"
+    """auto packs several documents into a row where the models keep them apart; on insists, off never packs."""
+
+    long_documents: str = "split"
+    """A document longer than sequence_length: split (text; goes on in the next sequence), drop (counted and said), error."""
+
+    eval_sequences: int | None = None
+    """Evaluate on at most this many held-out sequences; null means all of them."""
+
+
+@dataclass
+class TrainConfig:
+    """The optimisation."""
+
+    steps: int = 100
+    """Optimizer steps."""
+
+    micro_batch_sequences: int = 4
+    """Sequences in one forward pass of one rank."""
+
+    accumulation: int = 1
+    """Micro-batches that one optimizer step adds up on each rank."""
+
+    learning_rate: float = 5.0e-5
+    """Peak learning rate of AdamW."""
+
+    warmup_steps: int = 10
+    """Steps over which the learning rate rises linearly from zero."""
+
+    schedule: str = "cosine"
+    """What follows the warm-up: cosine or linear decay to zero, or constant."""
+
+    weight_decay: float = 0.0
+    """AdamW's decoupled weight decay; not applied to vectors (norms, biases)."""
+
+    clip_norm: float = 1.0
+    """Gradients are scaled down to this global norm; 0 turns clipping off."""
+
+    eval_every: int = 50
+    """Evaluate each so many steps; 0 evaluates only before and after."""
+
+    save_every: int = 50
+    """Write a checkpoint each so many steps; 0 writes one only at the end."""
+
+    keep_checkpoints: int = 2
+    """How many of the newest checkpoints stay on disk."""
+
+    on_save_error: str = "stop"
+    """A checkpoint that cannot be written: stop the run, or warn and go on with the previous one."""
+
+    adam_betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
+    """AdamW's decay rates of the first and second moment."""
+
+
+@dataclass
+class TransportConfig:
+    """How hidden states travel from teachers to student ranks."""
+
+    ring_depth: int = 3
+    """Micro-batches that may be on the way or waiting, per student rank. 1 means no overlap."""
+
+    dtype: str = "bfloat16"
+    """Format on the wire: bfloat16, float16, float32, or float8 with a scale per row."""
+
+    backend: str = "auto"
+    """auto takes nccl between GPUs and gloo otherwise."""
+
+    timeout: float = 60.0
+    """Seconds that one transfer, or one answer of a teacher, may take before its link is given up."""
+
+    teacher_wait: float = 300.0
+    """Seconds that a student waits for a teacher when there is none, before it saves and stops (exit code 75)."""
+
+    checksum: bool = True
+    """Check each payload's CRC-32 on links that run over gloo."""
+
+
+@dataclass
+class LaunchConfig:
+    """Processes, cores and addresses."""
+
+    rendezvous: str | None = None
+    """`host:port` where separately started teachers and students meet; student rank 0 listens there."""
+
+    threads: Any = "auto"
+    """CPU threads per rank; auto shares this machine's cores out among its ranks."""
+
+    bind: str = "loopback"
+    """Address that listeners bind to: `loopback`, `all`, or an address of this machine."""
+
+    device: str = "auto"
+    """auto takes a GPU where there is one; cpu or cuda insist."""
+
+
+@dataclass
+class HardwareConfig:
+    """What `plan` assumes; a run itself ignores it."""
+
+    gpu: str = "H100-SXM"
+    """A name of the hardware catalogue."""
+
+    gpus_per_node: int = 8
+    """GPUs in one node."""
+
+    nic_gbps: float = 400.0
+    """Network rate per GPU in Gbit/s."""
+
+    teacher_gpu: str | None = None
+    """GPU of the teacher's nodes, when it differs from the student's."""
+
+    catalogue: str | None = None
+    """A YAML file of your own that adds to or overrides the shipped hardware catalogue."""
+
+    calibration: str | None = None
+    """A YAML file written by `plan --calibrate`, with efficiencies measured on your own hardware."""
+
+    gpu_hour_price: float | None = None
+    """Price of one GPU-hour, in any currency; the plan then shows cost."""
+
+
+@dataclass
+class Config:
+    """One run."""
+
+    mode: str = "disaggregated"
+    """disaggregated: teachers on ranks of their own; colocated: teacher and student share the student's ranks."""
+
+    seed: int = 42
+    """Decides data order, held-out documents and fresh weights."""
+
+    run_dir: str = "runs/default"
+    """Everything that the run leaves goes here."""
+
+    teacher: TeacherConfig = field(default_factory=TeacherConfig)
+    student: StudentConfig = field(default_factory=StudentConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    transport: TransportConfig = field(default_factory=TransportConfig)
+    launch: LaunchConfig = field(default_factory=LaunchConfig)
+    hardware: HardwareConfig = field(default_factory=HardwareConfig)
+
+    @property
+    def global_batch_sequences(self) -> int:
+        """Sequences in one optimizer step, over all ranks."""
+        return self.student.ranks * self.train.micro_batch_sequences * self.train.accumulation
+
+    @property
+    def teacher_ranks(self) -> int:
+        """Ranks that serve the teacher and nothing else."""
+        if self.mode == "colocated" or self.teacher.cache:
+            return 0
+        return self.teacher.replicas * self.teacher.ranks_per_replica
