@@ -36,8 +36,11 @@ class Sequence:
 
 @dataclass(frozen=True, eq=False)
 class MicroBatch:
-    """Rows padded on the right to the longest of them. No attention mask exists anywhere: attention is causal, and padding
-    is a document of its own that is never supervised, so it can change nothing."""
+    """Rows padded on the right to the longest of them.
+
+    No attention mask exists anywhere: attention is causal, and padding is a document of its own that is never
+    supervised, so it can change nothing.
+    """
 
     input_ids: Tensor
     """[B, S] int64."""
