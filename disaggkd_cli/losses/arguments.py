@@ -1,0 +1,90 @@
+"""What the losses accept, and what they say about the rest."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from disaggkd_cli.errors import UserError
+from disaggkd_cli.losses.divergences import DIVERGENCES
+from disaggkd_cli.losses.heads import Head
+
+IGNORED_LABEL = -100
+_HAS_BETA = {"jsd", "skewed_forward_kl", "skewed_reverse_kl", "symmetric_kl"}
+
+
+class LossArgumentError(UserError, ValueError):
+    """An argument of a loss that can't be right; the message names the argument and the mend."""
+
+
+def check_hyperparameters(divergence: str, temperature: float, beta: float, kd_weight: float, ce_weight: float) -> None:
+    """Raise LossArgumentError unless the numbers make a loss."""
+    if divergence not in DIVERGENCES:
+        raise LossArgumentError(f"divergence={divergence!r} is unknown; it is one of {', '.join(DIVERGENCES)}")
+    if not 0 < temperature < float("inf"):
+        raise LossArgumentError(f"temperature={temperature!r} must be a positive number")
+    for name, weight in (("kd_weight", kd_weight), ("ce_weight", ce_weight)):
+        if not 0 <= weight < float("inf"):
+            raise LossArgumentError(f"{name}={weight!r} must be zero or a positive number")
+    if divergence in _HAS_BETA and not 0 <= beta <= 1:
+        raise LossArgumentError(f"beta={beta!r} must lie between 0 and 1")
+    if divergence == "jsd" and beta in (0, 1):
+        raise LossArgumentError(f"beta={beta!r} makes jsd zero everywhere; for a pure KL choose forward_kl or reverse_kl")
+    if divergence.startswith("skewed") and beta == 1:
+        raise LossArgumentError(f"beta=1 makes {divergence} zero everywhere; it must be below 1")
+
+
+def check_tensors(
+    student_hidden: Tensor, student_head: Head, teacher_hidden: Tensor, teacher_head: Head, labels: Tensor | None, ce_weight: float
+) -> None:
+    """Raise LossArgumentError unless shapes, dtypes and devices fit together."""
+    for side, hidden, head in (("student", student_hidden, student_head), ("teacher", teacher_hidden, teacher_head)):
+        _check_side(side, hidden, head)
+    if len(student_hidden) != len(teacher_hidden):
+        raise LossArgumentError(
+            f"student_hidden has {len(student_hidden)} rows and teacher_hidden {len(teacher_hidden)}; "
+            "row i of both must be the same token position"
+        )
+    if student_hidden.device != teacher_hidden.device:
+        raise LossArgumentError(
+            f"student_hidden is on {student_hidden.device} and teacher_hidden on {teacher_hidden.device}; move one"
+        )
+    if labels is None:
+        if ce_weight != 0:
+            raise LossArgumentError(f"ce_weight={ce_weight!r} needs labels; give them, or set ce_weight to 0")
+        return
+    if tuple(labels.shape) != (len(student_hidden),):
+        raise LossArgumentError(f"labels must be [{len(student_hidden)}], one for each row; it is {list(labels.shape)}")
+    if labels.is_floating_point() or labels.is_complex():
+        raise LossArgumentError(f"labels are token ids and must be integers (int64); they are {labels.dtype}")
+    if labels.device != student_hidden.device:
+        raise LossArgumentError(f"labels are on {labels.device} and student_hidden on {student_hidden.device}; move one")
+
+
+def _check_side(side: str, hidden: Tensor, head: Head) -> None:
+    if not isinstance(head, Head):
+        raise LossArgumentError(f"the {side} head must be a Head(weight, ...); it is a {type(head).__name__}")
+    named = {f"{side}_hidden": hidden, f"the {side} head's weight": head.weight, f"the {side} head's bias": head.bias}
+    for name, tensor in named.items():
+        if tensor is None:
+            continue
+        if isinstance(tensor, DTensor):
+            raise LossArgumentError(
+                f"{name} is a DTensor. Call the loss inside the forward of the FSDP module that owns the head, where its "
+                "parameters are plain and whole, or pass local shards (.to_local()) with group= for a vocabulary-parallel loss"
+            )
+        if not tensor.is_floating_point():
+            raise LossArgumentError(f"{name} must be of a floating dtype; it is {tensor.dtype}")
+        if tensor.device != hidden.device:
+            raise LossArgumentError(f"{name} is on {tensor.device} and {side}_hidden on {hidden.device}; move one")
+    if hidden.dim() != 2:
+        raise LossArgumentError(f"{side}_hidden must be [rows, width]; it is {list(hidden.shape)}. Flatten batch and sequence")
+    if head.weight.dim() != 2 or head.weight.shape[1] != hidden.shape[1]:
+        raise LossArgumentError(
+            f"the {side} head's weight is {list(head.weight.shape)} and {side}_hidden {list(hidden.shape)}; "
+            "the weight must be [vocabulary, width] with the same width"
+        )
+    if head.bias is not None and tuple(head.bias.shape) != (head.weight.shape[0],):
+        raise LossArgumentError(f"the {side} head's bias must be [{head.weight.shape[0]}]; it is {list(head.bias.shape)}")
+    if head.softcap is not None and not head.softcap > 0:
+        raise LossArgumentError(f"the {side} head's softcap must be positive or None; it is {head.softcap!r}")

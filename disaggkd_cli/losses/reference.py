@@ -1,0 +1,107 @@
+"""The loss in plain torch over full logits: the oracle of the fused loss, and the baseline of every comparison."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from disaggkd_cli.losses.arguments import IGNORED_LABEL, LossArgumentError, check_hyperparameters, check_tensors
+from disaggkd_cli.losses.divergences import row_divergence
+from disaggkd_cli.losses.heads import Head, apply_head
+from disaggkd_cli.losses.output import LossOutput
+
+
+def reference_kd_loss(
+    student_hidden: Tensor,
+    student_head: Head,
+    teacher_hidden: Tensor,
+    teacher_head: Head,
+    labels: Tensor | None = None,
+    divergence: str = "forward_kl",
+    temperature: float = 1.0,
+    beta: float = 0.5,
+    kd_weight: float = 1.0,
+    ce_weight: float = 0.0,
+    num_tokens: int | float | Tensor | None = None,
+    group: object | None = None,
+    memory_budget: int | str | None = None,
+    compute_dtype: torch.dtype | None = None,
+) -> LossOutput:
+    """Return the loss of `fused_kd_loss`, computed over full logits with autograd.
+
+    Arguments are those of `fused_kd_loss`; `memory_budget` is accepted and has no effect here, and `group` must be None.
+
+    Args:
+        compute_dtype: dtype of everything (`torch.float64` for an oracle). By default the matrix products run in the dtype of
+            their inputs, as a training loop's would, and the rest in float32 at least.
+
+    Raises:
+        LossArgumentError: an argument can't be right.
+    """
+    del memory_budget
+    if group is not None:
+        raise LossArgumentError("reference_kd_loss needs the whole vocabulary on each rank; group= works with fused_kd_loss")
+    check_hyperparameters(divergence, temperature, beta, kd_weight, ce_weight)
+    check_tensors(student_hidden, student_head, teacher_hidden, teacher_head, labels, ce_weight)
+    if labels is not None:
+        counts = labels != IGNORED_LABEL
+        student_hidden, teacher_hidden, labels = student_hidden[counts], teacher_hidden[counts], labels[counts].long()
+
+    student_logits = _logits(student_hidden, student_head, compute_dtype)
+    with torch.no_grad():
+        teacher_logits = _logits(teacher_hidden, teacher_head.detached(), compute_dtype)
+    dtype = torch.promote_types(student_logits.dtype, teacher_logits.dtype)
+    student_logits, teacher_logits = student_logits.to(dtype), teacher_logits.to(dtype)
+
+    shared = min(student_logits.shape[1], teacher_logits.shape[1])
+    student_tempered, teacher_tempered = student_logits / temperature, teacher_logits / temperature
+    log_q = F.log_softmax(student_tempered[:, :shared], -1)
+    log_p = F.log_softmax(teacher_tempered[:, :shared], -1)
+    normaliser = token_count(num_tokens, len(student_hidden), student_hidden.device, dtype)
+    kd = row_divergence(divergence, log_p, log_q, beta).sum() / normaliser
+    if labels is None:
+        ce = torch.zeros_like(kd)
+    else:
+        ce = F.cross_entropy(student_logits, labels, reduction="sum") / normaliser
+    with torch.no_grad():
+        # Two rows agree when some id is a likeliest one of both: this says what happens at ties, whatever the order of ids.
+        likeliest_q, likeliest_p = (_is_likeliest(logits[:, :shared]) for logits in (student_logits, teacher_logits))
+        agreement = (likeliest_q & likeliest_p).any(-1).to(dtype).sum() / normaliser
+        dropped = [
+            F.softmax(tempered, -1)[:, shared:].sum() / normaliser for tempered in (teacher_tempered, student_tempered)
+        ]
+    loss = kd_weight * temperature**2 * kd + ce_weight * ce
+    return LossOutput(loss, kd.detach(), ce.detach(), agreement, *dropped)
+
+
+def token_count(num_tokens: int | float | Tensor | None, rows: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Return the normaliser as a scalar tensor: `num_tokens`, or the rows that count; at least one, so that none gives zero.
+
+    Raises:
+        LossArgumentError: a negative or many-valued `num_tokens`.
+    """
+    if num_tokens is None:
+        num_tokens = rows
+    if not isinstance(num_tokens, Tensor):
+        if num_tokens < 0:
+            raise LossArgumentError(f"num_tokens={num_tokens!r} must not be negative")
+        return torch.tensor(max(float(num_tokens), 1.0), device=device, dtype=dtype)
+    if num_tokens.numel() != 1:
+        raise LossArgumentError(f"num_tokens must be one number; it has {num_tokens.numel()}")
+    return num_tokens.detach().to(device=device, dtype=dtype).reshape(()).clamp(min=1)
+
+
+def _logits(hidden: Tensor, head: Head, compute_dtype: torch.dtype | None) -> Tensor:
+    if compute_dtype is not None:
+        bias = None if head.bias is None else head.bias.to(compute_dtype)
+        head = Head(head.weight.to(compute_dtype), bias, head.scale, head.softcap)
+        hidden = hidden.to(compute_dtype)
+        with torch.autocast(hidden.device.type, enabled=False):
+            return apply_head(hidden, head)
+    logits = apply_head(hidden, head)
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
+def _is_likeliest(logits: Tensor) -> Tensor:
+    return logits == logits.amax(-1, keepdim=True) if logits.numel() else logits.bool()
