@@ -150,7 +150,8 @@ class RObject:
         self.body, self.at, self.references = body, 2, []
         version, _, _ = self._int(), self._int(), self._int()
         if version == 3:
-            self.at += self._int()  # name of the native encoding
+            length = self._int()
+            self.at += length  # the name of the native encoding
 
     def _int(self) -> int:
         self.at += 4
