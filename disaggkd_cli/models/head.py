@@ -1,0 +1,96 @@
+"""Split a causal LM into its backbone and its head, and prove the split on the model's own logits.
+
+Logits are not always `hidden @ weight.T`: some families scale them or cap them softly. What the head does is read from
+the model's configuration and then checked against what the model itself computes, so an unknown variant is refused.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from disaggkd_cli.errors import UserError
+from disaggkd_cli.losses import Head
+
+_DIVIDE_BY_LOGITS_SCALING = ("granite", "granitemoe", "granitemoeshared", "granitemoehybrid")
+
+
+def backbone_of(model: nn.Module) -> nn.Module:
+    """Return the part of a causal LM that ends in the final hidden states, after the last norm."""
+    return model.base_model
+
+
+def hidden_states(backbone: nn.Module, input_ids: Tensor, position_ids: Tensor) -> Tensor:
+    """Return final hidden states [B, S, H].
+
+    No cache and no attention mask: with restarting `position_ids` transformers then keeps packed documents apart, and
+    right padding is invisible to a causal model.
+
+    Args:
+        backbone: what `backbone_of` returned.
+        input_ids: [B, S] int64.
+        position_ids: [B, S] int64, restarting at each document.
+    """
+    return backbone(input_ids=input_ids, position_ids=position_ids, use_cache=False).last_hidden_state
+
+
+def head_semantics(config: Any) -> tuple[float, float | None]:
+    """Return `(scale, softcap)` of a model's logits: cap(scale · (hidden @ weightᵀ + bias))."""
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    kind = text.model_type
+    scale = 1.0
+    if kind in _DIVIDE_BY_LOGITS_SCALING:
+        scale = 1.0 / text.logits_scaling
+    elif kind.startswith("hyperclovax"):
+        scale = float(text.logits_scaling)
+    elif kind.startswith("cohere"):
+        scale = float(text.logit_scale)
+    elif kind == "falcon_h1":
+        scale = float(text.lm_head_multiplier)
+    softcap = getattr(text, "final_logit_softcapping", None)
+    return scale, None if softcap is None else float(softcap)
+
+
+def head_of(model: nn.Module) -> Head:
+    """Return the head of a causal LM; it shares the model's own weight [V, H] and bias [V].
+
+    Raises:
+        UserError: when the model has no plain linear head.
+    """
+    output = model.get_output_embeddings()
+    if output is None or not isinstance(getattr(output, "weight", None), Tensor) or output.weight.ndim != 2:
+        raise UserError(f"{type(model).__name__} has no linear LM head (weight [V, H]), so it cannot be split")
+    scale, softcap = head_semantics(model.config)
+    return Head(output.weight, getattr(output, "bias", None), scale, softcap)
+
+
+@torch.no_grad()
+def verify_split(model: nn.Module, head: Head, name: str, *, tokens: int = 8) -> float:
+    """Check `head(backbone(tokens))` against the model's own logits and return the largest relative difference.
+
+    The model is expected in eval mode and is left as it is.
+
+    Raises:
+        UserError: when they differ by more than rounding in the model's dtype, naming `name`.
+    """
+    device = head.weight.device
+    generator = torch.Generator().manual_seed(0)
+    input_ids = torch.randint(0, min(head.weight.shape[0], 1000), (1, tokens), generator=generator).to(device)
+    position_ids = torch.arange(tokens, device=device)[None]
+    own = model(input_ids=input_ids, position_ids=position_ids, use_cache=False).logits[0].double()
+    hidden = hidden_states(backbone_of(model), input_ids, position_ids)[0]
+    logits = nn.functional.linear(hidden, head.weight, head.bias).double() * head.scale
+    if head.softcap is not None:
+        logits = head.softcap * torch.tanh(logits / head.softcap)
+    if own.shape != logits.shape:
+        raise UserError(f"{name}: its logits are {tuple(own.shape)}, but its head gives {tuple(logits.shape)}")
+    difference = ((own - logits).abs().max() / own.abs().max().clamp_min(1e-12)).item()
+    tolerance = 16 * torch.finfo(hidden.dtype).eps
+    if not difference <= tolerance:
+        raise UserError(
+            f"{name}: {type(model).__name__} does something to its logits that is not known here (its head differs "
+            f"from its own logits by {difference:.2g} of their size), so distilling it would be wrong"
+        )
+    return difference

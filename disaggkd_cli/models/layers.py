@@ -1,0 +1,90 @@
+"""A student cut out of its teacher: the same embeddings and head, and some of the teacher's decoder layers."""
+
+from __future__ import annotations
+
+import copy
+import re
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM
+
+from disaggkd_cli.errors import UserError
+
+
+def decoder_layers(model: nn.Module) -> tuple[str, nn.ModuleList]:
+    """Return the name and the list of a causal LM's decoder layers.
+
+    Raises:
+        UserError: when no list of `num_hidden_layers` modules is found.
+    """
+    count = model.config.get_text_config().num_hidden_layers
+    found = [
+        (name, module)
+        for name, module in model.named_modules()
+        if isinstance(module, nn.ModuleList) and len(module) == count
+    ]
+    if not found:
+        raise UserError(f"{type(model).__name__} has no list of {count} decoder layers")
+    return min(found, key=lambda pair: pair[0].count("."))
+
+
+def layer_numbers(layers: str | list[int], count: int) -> list[int]:
+    """Return the numbers of the kept layers: `every_2` of 5 is [0, 2, 4].
+
+    Raises:
+        UserError: when a number is not below `count`.
+    """
+    if isinstance(layers, str):
+        return list(range(0, count, int(layers.removeprefix("every_"))))
+    if max(layers) >= count:
+        raise UserError(
+            f"student.from_teacher.layers: {max(layers)} is not there; the teacher has layers 0 to {count - 1}"
+        )
+    return list(layers)
+
+
+def student_from_layers(teacher: nn.Module, layers: str | list[int], dtype: torch.dtype) -> nn.Module:
+    """Return a new model of the teacher's class with copies of its embeddings, head and the named layers.
+
+    Raises:
+        UserError: when the layers do not exist, or the family's configuration cannot describe such a choice.
+    """
+    count = teacher.config.get_text_config().num_hidden_layers
+    kept = layer_numbers(layers, count)
+    prefix = decoder_layers(teacher)[0] + "."
+    student = AutoModelForCausalLM.from_config(_config_with_layers(teacher.config, kept, count), dtype=dtype)
+    state = {}
+    for name, tensor in teacher.state_dict().items():
+        match = re.match(re.escape(prefix) + r"(\d+)\.(.*)", name)
+        if match is None:
+            state[name] = tensor
+        elif int(match.group(1)) in kept:
+            state[f"{prefix}{kept.index(int(match.group(1)))}.{match.group(2)}"] = tensor
+    try:
+        student.load_state_dict(state, strict=True)
+    except RuntimeError as error:
+        raise UserError(
+            f"student.from_teacher.layers: {type(teacher).__name__} cannot be cut to layers {kept}: its layers are of "
+            f"different shapes and its configuration cannot say so ({str(error).splitlines()[-1].strip()})"
+        ) from None
+    student.generation_config = copy.deepcopy(teacher.generation_config)
+    return student
+
+
+def _config_with_layers(config: Any, kept: list[int], count: int) -> Any:
+    """Return a copy of the configuration whose per-layer lists and counts describe the kept layers."""
+    new = copy.deepcopy(config)
+    text = new.get_text_config()
+    for name, value in list(vars(text).items()):
+        if isinstance(value, (list, tuple)) and len(value) == count:
+            setattr(text, name, type(value)(value[number] for number in kept))
+        elif name == "mlp_only_layers" and value:
+            text.mlp_only_layers = [kept.index(number) for number in value if number in kept]
+        elif name == "first_k_dense_replace" and value:
+            text.first_k_dense_replace = sum(number < value for number in kept)
+        elif name == "max_window_layers" and isinstance(value, int):
+            text.max_window_layers = sum(number < value for number in kept)
+    text.num_hidden_layers = len(kept)
+    return new

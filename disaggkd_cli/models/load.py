@@ -1,0 +1,210 @@
+"""Load a causal language model, its configuration, or its head alone, from a directory, a GGUF file or a hub name."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from disaggkd_cli.errors import UserError
+from disaggkd_cli.losses import Head
+from disaggkd_cli.models.head import head_of, head_semantics, verify_split
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+_SAFETENSORS_INDEX = "model.safetensors.index.json"
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """Where a model comes from, in the words that `from_pretrained` understands.
+
+    Attributes:
+        name: a directory or a hub name.
+        gguf_file: the file's name in that directory, for GGUF models.
+        trust_remote_code: let the model's own Python code run.
+    """
+
+    name: str
+    gguf_file: str | None = None
+    trust_remote_code: bool = False
+
+    @property
+    def directory(self) -> Path | None:
+        """The local directory, or None for a hub name."""
+        path = Path(self.name)
+        return path if path.is_dir() else None
+
+    def arguments(self) -> dict[str, Any]:
+        """Keyword arguments common to transformers' `from_pretrained` methods."""
+        arguments: dict[str, Any] = {"trust_remote_code": self.trust_remote_code}
+        if self.gguf_file:
+            arguments["gguf_file"] = self.gguf_file
+        return arguments
+
+
+def resolve_source(model: str, *, trust_remote_code: bool = False) -> ModelSource:
+    """Return where `model` (a directory, a GGUF file, a `config.json`, or a hub name) is to be read from."""
+    path = Path(model).expanduser()
+    if path.suffix == ".gguf":
+        return ModelSource(str(path.parent), path.name, trust_remote_code)
+    if path.name == "config.json" and path.is_file():
+        return ModelSource(str(path.parent), None, trust_remote_code)
+    return ModelSource(str(path) if path.exists() else model, None, trust_remote_code)
+
+
+def load_config(source: ModelSource, key: str) -> Any:
+    """Return the transformers configuration of a causal LM (its text part, for multimodal checkpoints).
+
+    Args:
+        source: where the model lies.
+        key: the config key that named it, for messages.
+
+    Raises:
+        UserError: when there is no such model or its configuration cannot be read.
+    """
+    try:
+        return AutoConfig.from_pretrained(source.name, **source.arguments())
+    except ImportError as error:
+        raise UserError(f"{key}: {source.name}: {_one_line(error)} (`pip install 'disaggkd[gguf]'` for GGUF)") from None
+    except (OSError, ValueError, KeyError, json.JSONDecodeError) as error:
+        raise UserError(f"{key}: {_unreadable(source, error)}") from None
+
+
+def load_causal_lm(source: ModelSource, dtype: torch.dtype, key: str) -> nn.Module:
+    """Return the causal LM in eval mode, on the CPU, with weights in `dtype`.
+
+    Raises:
+        UserError: when the model cannot be found or read, or when weights are missing from its files.
+    """
+    config = load_config(source, key)
+    previous = _quiet_transformers()
+    try:
+        model, info = AutoModelForCausalLM.from_pretrained(
+            source.name, dtype=dtype, output_loading_info=True, **source.arguments()
+        )
+    except ImportError as error:
+        raise UserError(f"{key}: {source.name}: {_one_line(error)} (`pip install 'disaggkd[gguf]'` for GGUF)") from None
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise UserError(f"{key}: {_unreadable(source, error)}") from None
+    except Exception as error:  # safetensors raises its own class, which derives from Exception directly
+        raise UserError(f"{key}: {source.name}: {type(error).__name__}: {_one_line(error)}") from None
+    finally:
+        logging.getLogger("transformers").setLevel(previous)
+    missing = sorted(info["missing_keys"])
+    if missing:
+        raise UserError(
+            f"{key}: {source.name} lacks {len(missing)} weights of a {config.model_type} model, first {missing[0]}; "
+            "is it a complete causal language model?"
+        )
+    return prepare_gguf(model).eval()
+
+
+def prepare_gguf(model: nn.Module) -> nn.Module:
+    """Drop what transformers leaves on a model read from GGUF, so that it can be saved like any other."""
+    if getattr(model, "hf_quantizer", None) is not None:
+        model.hf_quantizer = None
+        if hasattr(model.config, "quantization_config"):
+            del model.config.quantization_config
+    return model
+
+
+def load_head(source: ModelSource, dtype: torch.dtype, key: str) -> Head:
+    """Return the frozen LM head of a model, reading only its own tensors where the files allow it.
+
+    Weight [V, H] and bias [V] come in `dtype` on the CPU. Files other than safetensors are loaded whole, split and verified.
+
+    Raises:
+        UserError: when the model cannot be read, or has no head that can be read.
+    """
+    config = load_config(source, key)
+    names = _head_tensor_names(source, config) if source.directory and not source.gguf_file else None
+    tensors = _read_tensors(source.directory, names.values()) if names else None
+    if tensors is None:
+        model = load_causal_lm(source, dtype, key)
+        head = head_of(model)
+        verify_split(model, head, f"{key} {source.name}")
+        weight, bias = head.weight.detach().clone(), None if head.bias is None else head.bias.detach().clone()
+        return Head(weight, bias, head.scale, head.softcap)
+    weight, bias = tensors[names["weight"]], tensors.get(names.get("bias"))
+    scale, softcap = head_semantics(config)
+    return Head(weight.to(dtype), None if bias is None else bias.to(dtype), scale, softcap)
+
+
+def _head_tensor_names(source: ModelSource, config: Any) -> dict[str, str] | None:
+    """Return the checkpoint's names of the head's weight and bias, or None when they cannot be told from the index."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=source.trust_remote_code)
+    output = model.get_output_embeddings()
+    if output is None:
+        return None
+    present = _tensor_files(source.directory)
+    names = {}
+    for kind in ("weight", "bias"):
+        parameter = getattr(output, kind, None)
+        if parameter is None:
+            continue
+        candidates = [name for name, other in model.named_parameters(remove_duplicate=False) if other is parameter]
+        found = [name for name in candidates if name in present]
+        if not found:
+            return None
+        names[kind] = found[0]
+    return names
+
+
+def _tensor_files(directory: Path) -> dict[str, Path]:
+    """Map each tensor name in a directory's safetensors files to the file that holds it."""
+    from safetensors import SafetensorError, safe_open
+
+    index = directory / _SAFETENSORS_INDEX
+    if index.is_file():
+        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        return {name: directory / Path(file).name for name, file in weight_map.items()}
+    single = directory / "model.safetensors"
+    if not single.is_file():
+        return {}
+    try:
+        with safe_open(single, "pt") as file:
+            return dict.fromkeys(file.keys(), single)
+    except SafetensorError as error:
+        raise UserError(f"{single}: is damaged: {_one_line(error)}; copy or download it again") from None
+
+
+def _read_tensors(directory: Path, names: Any) -> dict[str, Tensor]:
+    from safetensors import safe_open
+
+    files = _tensor_files(directory)
+    tensors = {}
+    for name in names:
+        with safe_open(files[name], "pt") as file:
+            tensors[name] = file.get_tensor(name)
+    return tensors
+
+
+def _unreadable(source: ModelSource, error: Exception) -> str:
+    if source.directory is None and not Path(source.name).exists():
+        return (
+            f"{source.name} is no local directory, and it could not be had from the hub: {_one_line(error)} "
+            "(check the name, the network, and HF_TOKEN for gated models)"
+        )
+    if not (Path(source.name) / "config.json").is_file() and not source.gguf_file:
+        return f"{source.name} holds no config.json, so it is no model directory"
+    return f"{source.name} cannot be loaded: {type(error).__name__}: {_one_line(error)}"
+
+
+def _one_line(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return text if len(text) <= 300 else text[:297] + "..."
+
+
+def _quiet_transformers() -> int:
+    logger = logging.getLogger("transformers")
+    previous = logger.level
+    logger.setLevel(logging.ERROR)
+    return previous

@@ -1,0 +1,48 @@
+"""Where the student starts: a model, some of the teacher's layers, or fresh weights."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM
+
+from disaggkd_cli.config import Config
+from disaggkd_cli.models.layers import student_from_layers
+from disaggkd_cli.models.load import load_causal_lm, load_config, resolve_source
+
+
+def build_student(config: Config) -> nn.Module:
+    """Return the student as the config describes it, in float32 (its master weights), on the CPU, in eval mode.
+
+    Fresh weights are drawn from `config.seed`, so that every rank builds the same ones.
+
+    Raises:
+        UserError: when a model cannot be read, or the teacher has no such layers.
+    """
+    student = config.student
+    if student.from_teacher is not None:
+        source = resolve_source(config.teacher.model, trust_remote_code=config.teacher.trust_remote_code)
+        teacher = load_causal_lm(source, torch.float32, "teacher.model")
+        return student_from_layers(teacher, student.from_teacher.layers, torch.float32).eval()
+    if student.from_config:
+        source = resolve_source(student.from_config, trust_remote_code=student.trust_remote_code)
+        model_config = load_config(source, "student.from_config")
+        torch.manual_seed(config.seed)
+        model = AutoModelForCausalLM.from_config(
+            model_config, dtype=torch.float32, trust_remote_code=student.trust_remote_code
+        )
+        return model.eval()
+    source = resolve_source(student.model, trust_remote_code=student.trust_remote_code)
+    return load_causal_lm(source, torch.float32, "student.model")
+
+
+def student_source_config(config: Config):
+    """Return the transformers configuration that the student starts from (the teacher's, when cut out of it)."""
+    student = config.student
+    if student.from_teacher is not None:
+        key, name, trusted = "teacher.model", config.teacher.model, config.teacher.trust_remote_code
+    elif student.from_config:
+        key, name, trusted = "student.from_config", student.from_config, student.trust_remote_code
+    else:
+        key, name, trusted = "student.model", student.model, student.trust_remote_code
+    return load_config(resolve_source(name, trust_remote_code=trusted), key)

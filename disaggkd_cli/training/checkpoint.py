@@ -1,0 +1,279 @@
+"""Checkpoints that can be trusted: safetensors only, written aside, hashed, made durable, and renamed last.
+
+`checkpoints/step_00000100/` holds one safetensors file a rank (torch.distributed.checkpoint writes and reshards them)
+and `manifest.json` with the step, what the run was made of, and the size and sha256 of every file. A directory without
+a manifest that matches its files is no checkpoint. Nothing is pickled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.state_dict import get_state_dict
+
+from disaggkd_cli.errors import RunError, UserError
+from disaggkd_cli.faults import fault_point
+
+MANIFEST = "manifest.json"
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A valid checkpoint on disk.
+
+    Attributes:
+        directory: where it lies.
+        step: optimizer steps done.
+        identity: what the run was made of (data, tokenizer, teacher, …), as given to `Checkpointer.save`.
+    """
+
+    directory: Path
+    step: int
+    identity: dict[str, Any]
+
+
+def step_directory(root: Path, step: int) -> Path:
+    """Return the directory of the checkpoint after `step` steps."""
+    return root / f"step_{step:08d}"
+
+
+def read_checkpoint(directory: Path) -> Checkpoint:
+    """Return the checkpoint in `directory` after comparing every file with the manifest.
+
+    Raises:
+        UserError: naming the file that is missing, truncated or altered.
+    """
+    path = directory / MANIFEST
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+        files, step, identity = manifest["files"], int(manifest["step"]), manifest["identity"]
+        if manifest["format"] != FORMAT:
+            raise UserError(f"{directory}: is of format {manifest['format']}, but this version reads {FORMAT}")
+    except FileNotFoundError:
+        raise UserError(f"{directory}: has no {MANIFEST}, so it was never finished") from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{path}: is damaged ({type(error).__name__}: {error})") from None
+    for name, entry in files.items():
+        file = directory / Path(name).name
+        if not file.is_file():
+            raise UserError(f"{file}: is missing")
+        if file.stat().st_size != entry["bytes"]:
+            raise UserError(f"{file}: has {file.stat().st_size} bytes, but the manifest says {entry['bytes']}")
+        if _sha256(file) != entry["sha256"]:
+            raise UserError(f"{file}: its contents differ from what was written (sha256)")
+    return Checkpoint(directory, step, identity)
+
+
+def newest_checkpoint(root: Path, say: Callable[[str], None]) -> Checkpoint | None:
+    """Return the newest valid checkpoint under `root`, saying aloud which newer ones are refused and why."""
+    for directory in sorted(root.glob("step_*"), reverse=True):
+        try:
+            return read_checkpoint(directory)
+        except UserError as error:
+            say(f"checkpoint refused: {error}")
+    return None
+
+
+class Checkpointer:
+    """Writes checkpoints in the background, one at a time, and prunes old ones.
+
+    Args:
+        root: the directory of all checkpoints.
+        keep: how many of the newest stay.
+        group: a process group of the student ranks that nothing else uses.
+    """
+
+    def __init__(self, root: Path, keep: int, group: dist.ProcessGroup) -> None:
+        self.root = root
+        self.keep = keep
+        self.group = group
+        self._finisher: threading.Thread | None = None
+        self._error: BaseException | None = None
+        self.saved_step: int | None = None
+
+    def save(self, module: nn.Module, optimizer: torch.optim.Optimizer, step: int, identity: dict[str, Any]) -> None:
+        """Start writing the checkpoint after `step`; waits for the previous one first.
+
+        Raises:
+            RunError: when the previous one, or the start of this one, failed.
+        """
+        self.wait()
+        rank = dist.get_rank(self.group)
+        aside = self.root / f".writing_step_{step:08d}"
+        error: OSError | None = None
+        try:
+            if rank == 0:
+                self.root.mkdir(parents=True, exist_ok=True)
+                shutil.rmtree(aside, ignore_errors=True)
+                aside.mkdir()
+            fault_point("ckpt_open")
+        except OSError as failure:
+            error = failure
+        if self._any_failed(error):
+            raise self._failure(step, error)
+        try:
+            writer = HuggingFaceStorageWriter(str(aside), save_distributed=True)
+            future = dcp.async_save(training_state(module, optimizer), storage_writer=writer, process_group=self.group)
+        except Exception as failure:  # whatever the file system or torch.distributed.checkpoint raises
+            raise self._failure(step, failure) from failure
+
+        def finish() -> None:
+            try:
+                future.result()
+                if rank == 0:
+                    _finish(aside, step_directory(self.root, step), step, identity)
+                    _prune(self.root, self.keep)
+                self.saved_step = step
+            except BaseException as failure:  # handed to the training thread by wait()
+                self._error = self._failure(step, failure)
+
+        self._finisher = threading.Thread(target=finish, name="checkpoint", daemon=True)
+        self._finisher.start()
+
+    def wait(self) -> None:
+        """Wait until the checkpoint in progress, if any, is safely on disk everywhere.
+
+        Raises:
+            RunError: when it could not be written, on every rank.
+        """
+        if self._finisher is None:
+            return
+        self._finisher.join()
+        self._finisher = None
+        error, self._error = self._error, None
+        if self._any_failed(error):
+            raise error or RunError("the checkpoint could not be written on another student rank; see its log")
+
+    def _any_failed(self, error: BaseException | None) -> bool:
+        failed = torch.tensor([int(error is not None)])
+        dist.all_reduce(failed, group=self.group)
+        return bool(failed.item())
+
+    def _failure(self, step: int, cause: BaseException | None) -> RunError:
+        reason = _cause(cause) if cause else "another student rank failed; see its log"
+        return RunError(f"checkpoint of step {step} could not be written to {self.root}: {reason}")
+
+
+def training_state(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Return every tensor that training needs to go on, by name: sharded parameters and optimizer state.
+
+    Parameters that appear twice (tied embeddings) are listed once. Hyperparameters are not part of it: they come from
+    the config.
+    """
+    parameters, optimizer_state = get_state_dict(module, optimizer)
+    state: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in parameters.items():
+        if id(tensor) not in seen:
+            seen.add(id(tensor))
+            state[f"student.{name}"] = tensor
+    for name, entries in optimizer_state["state"].items():
+        for key, tensor in entries.items():
+            state[f"optimizer.{name}.{key}"] = tensor
+    return state
+
+
+def load_training_state(
+    checkpoint: Checkpoint, module: nn.Module, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup
+) -> None:
+    """Read a checkpoint into the module and the optimizer, in place, whatever number of ranks wrote it.
+
+    Raises:
+        UserError: when it belongs to a student of other shapes.
+    """
+    _fill_optimizer_state(optimizer)
+    try:
+        dcp.load(
+            training_state(module, optimizer),
+            storage_reader=HuggingFaceStorageReader(str(checkpoint.directory)),
+            process_group=group,
+        )
+    except Exception as error:  # torch.distributed.checkpoint wraps every cause in a class of its own
+        raise UserError(
+            f"{checkpoint.directory}: does not fit this student ({_cause(error)}); "
+            "resume with the config that wrote it, or start in another run_dir"
+        ) from error
+
+
+def _fill_optimizer_state(optimizer: torch.optim.Optimizer) -> None:
+    """Make AdamW allocate its state without changing a weight, so that there is something to load into."""
+    rates = [group["lr"] for group in optimizer.param_groups]
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+        for parameter in group["params"]:
+            parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+
+
+def _finish(aside: Path, final: Path, step: int, identity: dict[str, Any]) -> None:
+    files = {}
+    for path in sorted(aside.iterdir()):
+        _sync(path)
+        files[path.name] = {"bytes": path.stat().st_size, "sha256": _sha256(path)}
+    fault_point("ckpt_fsync")
+    manifest = {"format": FORMAT, "step": step, "identity": identity, "files": files}
+    write_durably(aside / MANIFEST, json.dumps(manifest, indent=1))
+    _sync(aside)
+    fault_point("ckpt_rename")
+    if final.exists():
+        shutil.rmtree(final)
+    os.replace(aside, final)
+    _sync(final.parent)
+
+
+def _prune(root: Path, keep: int) -> None:
+    for directory in sorted(root.glob("step_*"))[:-keep]:
+        shutil.rmtree(directory, ignore_errors=True)
+    for aside in root.glob(".writing_step_*"):
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def write_durably(path: Path, text: str) -> None:
+    """Write a small text file so that it is there whole or not at all, even after a power cut."""
+    aside = path.with_name(f".{path.name}.writing")
+    with aside.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(aside, path)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _cause(error: BaseException) -> str:
+    """Return the innermost message: torch.distributed.checkpoint hides the cause in a table of ranks."""
+    failures = getattr(error, "failures", None)
+    if failures:
+        error = next(iter(failures.values()))[0]
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}"

@@ -1,0 +1,87 @@
+"""Show how a run goes: a rich bar on a terminal, plain lines otherwise. Everything goes to stderr."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from disaggkd_cli.units import format_seconds
+
+_SECONDS_BETWEEN_LINES = 5.0
+
+
+class RunProgress:
+    """The progress of one run.
+
+    Args:
+        steps: all optimizer steps of the run.
+        done: those already done.
+        visible: False on ranks that show nothing.
+    """
+
+    def __init__(self, steps: int, done: int, *, visible: bool) -> None:
+        self.console = Console(stderr=True, quiet=not visible)
+        self._steps = steps
+        self._started = time.monotonic()
+        self._first = done
+        self._last_line = 0.0
+        self._bar: Progress | None = None
+        self._terminal = visible and self.console.is_terminal
+        if self._terminal:
+            self._bar = Progress(
+                TextColumn("distilling"),
+                BarColumn(bar_width=None),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[figures]}"),
+                TimeElapsedColumn(),
+                TextColumn("left"),
+                TimeRemainingColumn(),
+                console=self.console,
+            )
+            self._task = self._bar.add_task("distilling", total=steps, completed=done, figures="")
+            self._bar.start()
+
+    def say(self, text: str) -> None:
+        """Print one line, above the bar where there is one."""
+        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def step(self, step: int, figures: dict[str, Any]) -> None:
+        """Show the figures after optimizer step `step` (from 1)."""
+        stall = figures["stall_seconds"] / max(figures["step_seconds"], 1e-9)
+        short = f"loss {figures['loss']:.4f}  {figures['tokens_per_second']:,.0f} tok/s  stall {stall:.0%}"
+        if self._bar is not None:
+            self._bar.update(self._task, completed=step, figures=short)
+            return
+        now = time.monotonic()
+        if step in (self._first + 1, self._steps) or now - self._last_line >= _SECONDS_BETWEEN_LINES:
+            self._last_line = now
+            left = (now - self._started) / (step - self._first) * (self._steps - step)
+            agreement = f"agreement {figures['top1_agreement']:.1%}"
+            self.say(f"step {step}/{self._steps}  {short}  {agreement}  left {format_seconds(left)}")
+
+    def close(self) -> None:
+        """Take the bar down."""
+        if self._bar is not None:
+            self._bar.stop()
+
+    def before_and_after(self, before: dict[str, float], after: dict[str, float]) -> None:
+        """Print the closing table of held-out figures."""
+        table = Table(title="on held-out text", title_justify="left")
+        table.add_column("")
+        table.add_column("before", justify="right")
+        table.add_column("after", justify="right")
+        rows = {
+            "perplexity": ("eval_perplexity", "{:,.1f}"),
+            "LM loss": ("eval_lm_loss", "{:.4f}"),
+            "KD loss": ("eval_kd", "{:.4f}"),
+            "top-1 agreement with the teacher": ("eval_top1_agreement", "{:.1%}"),
+        }
+        for title, (name, form) in rows.items():
+            table.add_row(title, form.format(before[name]), form.format(after[name]))
+        self.console.print(table)
+        sys.stderr.flush()

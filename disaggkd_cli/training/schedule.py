@@ -1,0 +1,131 @@
+"""What is computed when: the learning rate of each step, and the stream of micro-batches of each rank.
+
+Both are pure functions of the config and the step, so a resumed run goes on exactly, and the stream can be read ahead
+by whoever prefetches hidden states.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from disaggkd_cli.config import Config, TrainConfig
+from disaggkd_cli.data import MicroBatch, TokenizedDataset, collate, empty_micro_batch, sequence_indices
+
+
+def learning_rate(train: TrainConfig, step: int) -> float:
+    """Return the learning rate of the optimizer step with index `step` (from 0).
+
+    It rises linearly over `warmup_steps`, then falls to zero by a half cosine or a line, or stays.
+    """
+    if step < train.warmup_steps:
+        return train.learning_rate * (step + 1) / train.warmup_steps
+    progress = (step - train.warmup_steps) / max(1, train.steps - train.warmup_steps)
+    if train.schedule == "cosine":
+        return train.learning_rate * 0.5 * (1 + math.cos(math.pi * progress))
+    if train.schedule == "linear":
+        return train.learning_rate * (1 - progress)
+    return train.learning_rate
+
+
+@dataclass(frozen=True)
+class WorkItem:
+    """One forward pass of one rank.
+
+    Attributes:
+        request_id: rises by one along a rank's stream; the same in every run of the same config.
+        evaluation: whether this is evaluation (no gradients) rather than training.
+        step: the optimizer step it belongs to; evaluation after step s carries s.
+        batch: the micro-batch.
+        supervised_rows: rows that count in the whole optimizer step over all ranks, the loss's normaliser.
+    """
+
+    request_id: int
+    evaluation: bool
+    step: int
+    batch: MicroBatch
+    supervised_rows: int
+
+
+@dataclass(frozen=True)
+class WorkPlan:
+    """The stream of one student rank.
+
+    Attributes:
+        config: the run's config.
+        train, evaluation: tokenized sequences.
+        rank: this student rank.
+        pad_id: the token id that fills short rows up.
+    """
+
+    config: Config
+    train: TokenizedDataset
+    evaluation: TokenizedDataset
+    rank: int
+    pad_id: int
+
+    def evaluates_after(self, step: int) -> bool:
+        """Return whether evaluation follows once `step` optimizer steps are done (0: before training)."""
+        train = self.config.train
+        return step in (0, train.steps) or (train.eval_every > 0 and step % train.eval_every == 0)
+
+    @property
+    def eval_sequences(self) -> int:
+        """How many held-out sequences each evaluation reads."""
+        limit = self.config.data.eval_sequences
+        return len(self.evaluation) if limit is None else min(limit, len(self.evaluation))
+
+    @property
+    def eval_items(self) -> int:
+        """Forward passes of one evaluation on each rank, the same on every rank."""
+        per_pass = self.config.train.micro_batch_sequences * self.config.student.ranks
+        return -(-self.eval_sequences // per_pass)
+
+    @property
+    def eval_rows(self) -> int:
+        """Supervised rows of one evaluation over all ranks."""
+        return int(self.evaluation.supervised_counts[: self.eval_sequences].sum())
+
+    def items(self, first_step: int) -> Iterator[WorkItem]:
+        """Yield the work from optimizer step `first_step` to the end, in order."""
+        train = self.config.train
+        request_id = self._request_id(first_step)
+        if first_step == 0:
+            yield from self._evaluation(0, request_id)
+            request_id += self.eval_items
+        for step in range(first_step, train.steps):
+            yield from self._training(step, request_id)
+            request_id += train.accumulation
+            if self.evaluates_after(step + 1):
+                yield from self._evaluation(step + 1, request_id)
+                request_id += self.eval_items
+
+    def _request_id(self, first_step: int) -> int:
+        if first_step == 0:
+            return 0
+        evaluations = sum(self.evaluates_after(step) for step in range(first_step + 1))
+        return first_step * self.config.train.accumulation + evaluations * self.eval_items
+
+    def _training(self, step: int, request_id: int) -> Iterator[WorkItem]:
+        config = self.config
+        size = config.global_batch_sequences
+        indices = sequence_indices(len(self.train), config.seed, step * size, size)
+        rows = int(self.train.supervised_counts[indices].sum())
+        per_micro = config.train.micro_batch_sequences
+        for micro in range(config.train.accumulation):
+            start = (micro * config.student.ranks + self.rank) * per_micro
+            batch = collate([self.train.sequence(int(i)) for i in indices[start : start + per_micro]], self.pad_id)
+            yield WorkItem(request_id + micro, False, step, batch, rows)
+
+    def _evaluation(self, step: int, request_id: int) -> Iterator[WorkItem]:
+        config = self.config
+        per_micro = config.train.micro_batch_sequences
+        for number in range(self.eval_items):
+            start = (number * config.student.ranks + self.rank) * per_micro
+            chosen = range(start, min(start + per_micro, self.eval_sequences))
+            if chosen:
+                batch = collate([self.evaluation.sequence(i) for i in chosen], self.pad_id)
+            else:
+                batch = empty_micro_batch(1, 8, self.pad_id)
+            yield WorkItem(request_id + number, True, step, batch, self.eval_rows)

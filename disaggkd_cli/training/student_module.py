@@ -1,0 +1,135 @@
+"""The student as one module whose forward is backbone, head and loss, sharded with FSDP2.
+
+FSDP shows a whole weight only inside the forward of the module that owns it, so the loss is computed there: the head's
+weight is gathered once with the root's other parameters, and never once per window of the loss.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from disaggkd_cli.config import LossConfig
+from disaggkd_cli.data import MicroBatch
+from disaggkd_cli.errors import UserError
+from disaggkd_cli.losses import Head, fused_kd_loss, reference_kd_loss
+from disaggkd_cli.models import backbone_of, decoder_layers, head_of, hidden_states
+from disaggkd_cli.units import parse_bytes
+
+
+class StudentModule(nn.Module):
+    """A causal LM and the distillation loss over it.
+
+    Args:
+        model: the student, a transformers causal LM.
+        teacher_head: the teacher's frozen head; kept outside the module's parameters, so it is neither sharded,
+            trained nor saved.
+        loss: the loss section of the config.
+    """
+
+    def __init__(self, model: nn.Module, teacher_head: Head, loss: LossConfig) -> None:
+        super().__init__()
+        self.model = model
+        self.loss = loss
+        self._teacher_head = (teacher_head,)
+
+    def forward(self, batch: MicroBatch, teacher_hidden: Tensor, num_tokens: int, evaluation: bool = False):
+        """Return `(loss, out)` of one micro-batch, where `out` is what `losses.fused_kd_loss` returned.
+
+        The loss stands beside its dataclass as a tensor of its own because FSDP hooks backward onto the tensors that it
+        finds in a forward's result, and does not look into dataclasses.
+
+        Args:
+            batch: the micro-batch, on this module's device.
+            teacher_hidden: [R, H_t] hidden states of its supervised rows.
+            num_tokens: supervised rows of the whole optimizer step, over all ranks.
+            evaluation: report plain cross-entropy too, whatever its weight in training.
+        """
+        states = hidden_states(backbone_of(self.model), batch.input_ids, batch.position_ids)
+        student_hidden = states.reshape(-1, states.shape[-1])[batch.rows]
+        loss = self.loss
+        arguments = {
+            "divergence": loss.divergence,
+            "temperature": loss.temperature,
+            "beta": loss.beta,
+            "kd_weight": loss.kd_weight,
+            "ce_weight": loss.ce_weight,
+            "num_tokens": num_tokens,
+        }
+        if evaluation:
+            arguments |= {"kd_weight": 1.0, "ce_weight": 1.0}
+        heads = (head_of(self.model), self._teacher_head[0])
+        function = reference_kd_loss
+        if loss.implementation == "fused":
+            function, arguments["memory_budget"] = fused_kd_loss, parse_bytes(loss.memory_budget)
+        out = function(student_hidden, heads[0], teacher_hidden, heads[1], batch.row_labels, **arguments)
+        return out.loss, out
+
+
+def freeze(model: nn.Module, patterns: list[str]) -> list[str]:
+    """Stop the gradients of all parameters whose name matches one of the shell patterns; return their names.
+
+    Raises:
+        UserError: when a pattern matches nothing, or everything is frozen.
+    """
+    names = dict(model.named_parameters(remove_duplicate=False))
+    frozen = []
+    for pattern in patterns:
+        matched = fnmatch.filter(names, pattern)
+        if not matched:
+            some = ", ".join(list(names)[:3])
+            raise UserError(f"student.freeze: {pattern!r} matches no parameter; names look like {some}")
+        for name in matched:
+            names[name].requires_grad_(False)
+        frozen += matched
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise UserError("student.freeze: every parameter is frozen, so there is nothing to train")
+    return frozen
+
+
+def shard_student(module: StudentModule, mesh: DeviceMesh, compute_dtype: torch.dtype, checkpointing: str) -> None:
+    """Shard the student over `mesh` with FSDP2, a unit a decoder layer; the root holds embeddings, norm and head.
+
+    Gradients are summed over ranks, not averaged: the loss is already divided by the rows of the whole step.
+    """
+    if checkpointing == "full":
+        module.model.gradient_checkpointing_enable({"use_reentrant": False})
+    low = compute_dtype != torch.float32
+    dtypes = {"param_dtype": compute_dtype, "reduce_dtype": torch.float32} if low else {}
+    for layer in decoder_layers(module.model)[1]:
+        fully_shard(layer, mesh=mesh, mp_policy=MixedPrecisionPolicy(**dtypes))
+    # The root's inputs are token ids and the teacher's hidden states, which keep the dtype they came in.
+    fully_shard(module, mesh=mesh, mp_policy=MixedPrecisionPolicy(**dtypes, cast_forward_inputs=False))
+    for unit in fsdp_units(module):
+        unit.set_gradient_divide_factor(1.0)
+        unit.set_force_sum_reduction_for_comms(True)
+
+
+def shard_teacher(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """Shard a frozen teacher's backbone over `mesh`, a unit a decoder layer, and return it (colocated runs)."""
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    for layer in decoder_layers(model)[1]:
+        fully_shard(layer, mesh=mesh)
+    return fully_shard(backbone_of(model), mesh=mesh)
+
+
+def fsdp_units(module: nn.Module) -> list[FSDPModule]:
+    """Return every FSDP unit of a module, itself included."""
+    return [unit for unit in module.modules() if isinstance(unit, FSDPModule)]
+
+
+def set_gradient_reduction(module: nn.Module, enabled: bool) -> None:
+    """Reduce gradients at the next backward, or keep adding them up locally (all but the last micro-batch)."""
+    module.set_requires_gradient_sync(enabled)
+
+
+def student_mesh(device_type: str, timeout_group: dist.ProcessGroup) -> DeviceMesh:
+    """Return the one-dimensional mesh over all student ranks."""
+    ranks = list(range(dist.get_world_size()))
+    return DeviceMesh.from_group(timeout_group, device_type, mesh=torch.tensor(ranks), mesh_dim_names=("shard",))
