@@ -1,0 +1,73 @@
+"""Who a peer is, and whether the two belong together: compared before the first request."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields
+
+from disaggkd_cli.transport.errors import IncompatiblePeer, ProtocolError
+from disaggkd_cli.transport.protocol import PROTOCOL_VERSION
+
+_MENDS = {
+    "protocol_version": "install the same disaggkd version on both sides",
+    "teacher_fingerprint": "give both sides the same teacher.model (same weights and config)",
+    "tokenizer_fingerprint": "give both sides the same teacher tokenizer files",
+    "vocabulary_size": "give both sides the same teacher.model",
+    "hidden_size": "give both sides the same teacher.model",
+    "wire_dtype": "give both sides the same transport.dtype",
+    "run_id": "point the teacher at this student's launch.rendezvous",
+}
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What each side says about itself in the handshake.
+
+    An empty text or a zero means "does not say" and is not compared (a teacher started on its own need not know the
+    student's `run_id`). `role` is for messages only, such as `teacher 1` or `student 0`.
+    """
+
+    role: str
+    teacher_fingerprint: str = ""
+    tokenizer_fingerprint: str = ""
+    vocabulary_size: int = 0
+    hidden_size: int = 0
+    wire_dtype: str = "bfloat16"
+    run_id: str = ""
+    protocol_version: int = PROTOCOL_VERSION
+
+    def encode(self) -> bytes:
+        """Return the identity as UTF-8 JSON of flat texts and numbers."""
+        return json.dumps(asdict(self), sort_keys=True).encode()
+
+    @staticmethod
+    def decode(data: bytes) -> Identity:
+        """Return the identity in `data`.
+
+        Raises:
+            ProtocolError: when it is not the flat record that `encode` writes.
+        """
+        try:
+            record = json.loads(data)
+            expected = {field.name: int if field.type == "int" else str for field in fields(Identity)}
+            if set(record) != set(expected) or any(type(record[name]) is not kind for name, kind in expected.items()):
+                raise ValueError("unexpected fields")
+            return Identity(**record)
+        except (ValueError, TypeError) as error:
+            raise ProtocolError(f"the peer's introduction is not readable: {error}") from error
+
+
+def compare_identities(ours: Identity, theirs: Identity) -> None:
+    """Return quietly when the two sides belong together.
+
+    Raises:
+        IncompatiblePeer: lists every field that differs with both sides' values and the mend.
+    """
+    problems = []
+    for name, mend in _MENDS.items():
+        here, there = getattr(ours, name), getattr(theirs, name)
+        if here and there and here != there:
+            label = name.replace("_", " ")
+            problems.append(f"{label}: {ours.role} has {here}, {theirs.role} has {there}; {mend}")
+    if problems:
+        raise IncompatiblePeer(f"{ours.role} and {theirs.role} do not belong together. " + " | ".join(problems))

@@ -1,0 +1,204 @@
+"""Who is there: the TCPStore where teachers announce themselves and student ranks invite them to form links.
+
+Keys (all under `disaggkd/`):
+  `teachers`                    how many teacher ranks ever announced themselves; the next one's number
+  `teacher/N/identity`          JSON of its Identity
+  `teacher/N/alive`             a counter that the teacher advances every `HEARTBEAT_SECONDS`
+  `teacher/N/invitations`       how many links it was ever invited to
+  `teacher/N/invitation/M`      JSON of the student's Identity; the link is `teacher/N/link/M`, its generation M
+  `teacher/N/accepted/M`        set by the teacher, which then forms the link
+  `student/ended`               set when the student is done for good, with the reason
+
+A teacher that restarts is a new number; nothing is ever reused, so nobody can meet the leftovers of a dead peer.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from disaggkd_cli.errors import RunError, UserError
+from disaggkd_cli.transport.errors import LinkLost
+from disaggkd_cli.transport.identity import Identity
+
+HEARTBEAT_SECONDS = 1.0
+_POLL_SECONDS = 0.05
+_ROOT = "disaggkd/"
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens on this address and no other. Port 0 takes a free one.
+
+    Raises:
+        UserError: the port is taken or the address is not of this machine.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(1024)
+    except OSError as error:
+        listener.close()
+        raise UserError(
+            f"launch.rendezvous: cannot listen on {host}:{port} ({error.strerror or error}); "
+            "choose a free port and an address of this machine"
+        ) from error
+    return listener
+
+
+def split_endpoint(endpoint: str) -> tuple[str, int]:
+    """Return host and port of `host:port`.
+
+    Raises:
+        UserError: when it is not of that form.
+    """
+    host, _, port = endpoint.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65535:
+        raise UserError(f"launch.rendezvous={endpoint!r} is not host:port, such as 127.0.0.1:29500")
+    return host.strip("[]"), int(port)
+
+
+def open_store(endpoint: str, *, host_it: bool, listen_fd: int | None = None, timeout: float = 60.0) -> dist.TCPStore:
+    """Return a connection to the rendezvous store at `endpoint` (`host:port`).
+
+    With `host_it` this process serves the store, on exactly the host's address (so `127.0.0.1:...` is loopback only),
+    or on the already listening socket `listen_fd`, which it takes over. `store.port` tells the port.
+
+    Raises:
+        UserError: a malformed endpoint or a busy port.
+        RunError: nobody serves the store there within `timeout` seconds.
+    """
+    host, port = split_endpoint(endpoint)
+    wait = timedelta(seconds=timeout)
+    if host_it:
+        # The C++ store closes this descriptor when it goes, so it gets one of its own.
+        file_descriptor = os.dup(listen_fd) if listen_fd is not None else listen(host, port).detach()
+        bound = socket.socket(fileno=os.dup(file_descriptor))
+        with bound:
+            port = bound.getsockname()[1]
+        return dist.TCPStore(host, port, None, True, wait, False, master_listen_fd=file_descriptor)
+    deadline = time.monotonic() + timeout
+    while not _answers(host, port):
+        if time.monotonic() >= deadline:
+            raise RunError(
+                f"nobody serves the rendezvous at {host}:{port} after {timeout:g} s; start the student there, or "
+                "correct launch.rendezvous"
+            )
+        time.sleep(4 * _POLL_SECONDS)
+    try:
+        return dist.TCPStore(host, port, None, False, timedelta(seconds=max(1.0, deadline - time.monotonic())), False)
+    except RuntimeError as error:
+        raise RunError(f"something at {host}:{port} answers, but it is no rendezvous store: {error}") from error
+
+
+def _answers(host: str, port: int) -> bool:
+    # A plain connection first: TCPStore's own retries fill the log with warnings.
+    try:
+        socket.create_connection((host, port), timeout=2.0).close()
+        return True
+    except OSError:
+        return False
+
+
+@dataclass(frozen=True)
+class Announcement:
+    """A teacher rank as the store shows it."""
+
+    number: int
+    identity: Identity
+    alive: int
+
+
+def announce_teacher(store: dist.Store, identity: Identity) -> int:
+    """Announce a teacher rank and return its number."""
+    number = store.add(_ROOT + "teachers", 1) - 1
+    store.set(f"{_ROOT}teacher/{number}/identity", identity.encode())
+    beat(store, number)
+    return number
+
+
+def beat(store: dist.Store, number: int) -> None:
+    """Advance the teacher's sign of life."""
+    store.add(f"{_ROOT}teacher/{number}/alive", 1)
+
+
+def withdraw_teacher(store: dist.Store, number: int) -> None:
+    """Tell students not to invite this teacher any more."""
+    store.set(f"{_ROOT}teacher/{number}/withdrawn", b"1")
+
+
+def announced_teachers(store: dist.Store, known: dict[int, Identity]) -> list[Announcement]:
+    """Return the teachers announced so far; identities once read are kept in `known` and not read again."""
+    found = []
+    for number in range(store.add(_ROOT + "teachers", 0)):
+        key = f"{_ROOT}teacher/{number}/"
+        if number not in known:
+            if not store.check([key + "identity"]):
+                continue
+            known[number] = Identity.decode(store.get(key + "identity"))
+        if not store.check([key + "withdrawn"]):
+            found.append(Announcement(number, known[number], store.add(key + "alive", 0)))
+    return found
+
+
+def invite_teacher(store: dist.Store, number: int, student: Identity) -> int:
+    """Invite a teacher to a new link and return the link's generation."""
+    generation = store.add(f"{_ROOT}teacher/{number}/invitations", 1)
+    store.set(f"{_ROOT}teacher/{number}/invitation/{generation}", student.encode())
+    return generation
+
+
+def await_acceptance(store: dist.Store, number: int, generation: int, timeout: float) -> None:
+    """Wait until the teacher has accepted.
+
+    Raises:
+        LinkLost: it did not within `timeout` seconds.
+    """
+    deadline = time.monotonic() + timeout
+    while not store.check([f"{_ROOT}teacher/{number}/accepted/{generation}"]):
+        if time.monotonic() >= deadline:
+            raise LinkLost(f"teacher number {number} did not answer invitation {generation} within {timeout:g} s")
+        time.sleep(_POLL_SECONDS)
+
+
+def new_invitations(store: dist.Store, number: int, answered: int) -> list[tuple[int, Identity]]:
+    """Return (generation, student) of the invitations after the first `answered` ones, oldest first."""
+    fresh = []
+    for generation in range(answered + 1, store.add(f"{_ROOT}teacher/{number}/invitations", 0) + 1):
+        key = f"{_ROOT}teacher/{number}/invitation/{generation}"
+        if not store.check([key]):
+            break
+        fresh.append((generation, Identity.decode(store.get(key))))
+    return fresh
+
+
+def accept_invitation(store: dist.Store, number: int, generation: int) -> None:
+    """Tell the student that this teacher now forms the link."""
+    store.set(f"{_ROOT}teacher/{number}/accepted/{generation}", b"1")
+
+
+def link_key(number: int, generation: int) -> str:
+    """Return the store prefix under which the two sides of a link find each other."""
+    return f"{_ROOT}teacher/{number}/link/{generation}"
+
+
+def end_student(store: dist.Store, reason: str) -> None:
+    """Record that the student is done for good (`finished` or `stopped`); teachers then end too."""
+    store.set(_ROOT + "student/ended", reason.encode())
+
+
+def student_end(store: dist.Store) -> str:
+    """Return why the student ended, or an empty text while it has not."""
+    key = _ROOT + "student/ended"
+    return store.get(key).decode() if store.check([key]) else ""
+
+
+def begin_student(store: dist.Store) -> None:
+    """Clear the end that an earlier attempt of the student left in a store that outlived it."""
+    store.delete_key(_ROOT + "student/ended")

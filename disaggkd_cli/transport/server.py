@@ -1,0 +1,283 @@
+"""The teacher's side: answers the requests of any number of student ranks, one forward at a time.
+
+`serve` runs the forwards in the thread that calls it. Behind it one thread watches the rendezvous, and two threads a
+link move data, so the next forward runs while earlier replies travel from the link's send buffers.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch.distributed as dist
+from torch import Tensor
+
+from disaggkd_cli.errors import RunError
+from disaggkd_cli.transport.faults import Faults
+from disaggkd_cli.transport.identity import Identity
+from disaggkd_cli.transport.protocol import Header, Kind, Request, StopReason
+from disaggkd_cli.transport.rendezvous import (
+    HEARTBEAT_SECONDS,
+    announce_teacher,
+    beat,
+    new_invitations,
+    student_end,
+    withdraw_teacher,
+)
+from disaggkd_cli.transport.teacher_link import SEND_BUFFERS, Asked, Reply, TeacherLink
+from disaggkd_cli.transport.wire import encode_payload, payload_bytes, payload_checksum, wire_code
+
+_WATCH_SECONDS = 0.1
+_LINGER_SECONDS = 5.0
+MOST_FAILURES = 3
+"""After this many failed forwards in a row the teacher gives up: the fault is then its own."""
+
+
+@dataclass(frozen=True)
+class Served:
+    """How serving ended: `reason` is `finished` or `stopped` (said by the student), `told to stop`, `student vanished`."""
+
+    reason: str
+    requests: int
+    rows: int
+    idle_share: float
+
+
+def serve(
+    connect: Callable[[], dist.Store],
+    identity: Identity,
+    forward: Callable[[Request], Tensor],
+    *,
+    timeout: float = 60.0,
+    student_wait: float = 300.0,
+    bind: str = "loopback",
+    checksum: bool = True,
+    stop: threading.Event | None = None,
+    on_event: Callable[[str], None] | None = None,
+) -> Served:
+    """Serve hidden states until the student ends, vanishes for `student_wait` seconds, or `stop` is set.
+
+    Args:
+        connect: opens the rendezvous store (`open_store(...)`); called again when the store vanished with its host.
+        identity: what this teacher says of itself; `hidden_size` and `wire_dtype` define the payload.
+        forward: Request -> hidden states [R, H_t] of its rows, finite, any float dtype, on any device.
+        timeout: seconds for any one transfer (`transport.timeout`), the same on both sides.
+        checksum: put a crc32 into each READY.
+
+    Raises:
+        RunError: the rendezvous was never there, or `MOST_FAILURES` forwards in a row raised.
+    """
+    server = TeacherServer(connect, identity, timeout, student_wait, bind, checksum, on_event)
+    return server.run(forward, stop or threading.Event())
+
+
+class TeacherServer:
+    """The state that the threads of one `serve` share."""
+
+    def __init__(
+        self,
+        connect: Callable[[], dist.Store],
+        identity: Identity,
+        timeout: float,
+        student_wait: float,
+        bind: str,
+        checksum: bool,
+        on_event: Callable[[str], None] | None,
+    ):
+        self.identity = identity
+        self.timeout = timeout
+        self.student_wait = student_wait
+        self.bind = bind
+        self.checksum = checksum
+        self.changed = threading.Condition()
+        self._connect = connect
+        self._on_event = on_event
+        self._faults = Faults(identity.role)
+        self._links: list[TeacherLink] = []
+        self._turn = 0
+        self._ended = ""
+        self._leaving = False
+        self._failure: BaseException | None = None
+        self._last_error = ""
+        self._alone_since = time.monotonic()
+        self._forward_began: float | None = None
+        self._begun = time.monotonic()
+        self._busy_seconds = 0.0
+        self._requests = 0
+        self._rows = 0
+
+    def run(self, forward: Callable[[Request], Tensor], stop: threading.Event) -> Served:
+        watcher = threading.Thread(target=self._watch, name="rendezvous watch", daemon=True)
+        watcher.start()
+        failures = 0
+        try:
+            while True:
+                link, asked, buffer, reason = self._next(stop)
+                if reason:
+                    return Served(reason, self._requests, self._rows, self._idle_share())
+                if self._answer(forward, link, asked, buffer):
+                    failures = 0
+                    continue
+                failures += 1
+                if failures >= MOST_FAILURES:
+                    raise RunError(f"{self.identity.role}: {failures} forwards in a row failed: {self._last_error}")
+        finally:
+            self._leave(watcher)
+
+    def _next(self, stop: threading.Event) -> tuple[TeacherLink | None, Asked | None, int, str]:
+        """Wait for the next request in turn of a link that has a free send buffer, or for the reason to end."""
+        with self.changed:
+            while True:
+                if self._failure is not None:
+                    raise self._failure
+                if stop.is_set():
+                    return None, None, -1, "told to stop"
+                for offset in range(len(self._links)):
+                    link = self._links[(self._turn + offset) % len(self._links)]
+                    if link.asked and link.free_buffers:
+                        self._turn = (self._turn + offset + 1) % len(self._links)
+                        return link, link.asked.popleft(), link.free_buffers.popleft(), ""
+                if not self._links:
+                    if self._ended:
+                        return None, None, -1, self._ended
+                    if time.monotonic() - self._alone_since > self.student_wait:
+                        return None, None, -1, "student vanished"
+                self.changed.wait(_WATCH_SECONDS)
+
+    def _answer(self, forward: Callable[[Request], Tensor], link: TeacherLink, asked: Asked, buffer: int) -> bool:
+        header, request = asked.header, asked.request
+        self._forward_began = began = time.monotonic()
+        try:
+            hidden = self._faults.at_forward(forward(request))
+            expected = (request.num_rows, self.identity.hidden_size)
+            if tuple(hidden.shape) != expected:
+                raise ValueError(f"the forward returned {tuple(hidden.shape)}, the request asks for {expected}")
+            size = payload_bytes(*expected, self.identity.wire_dtype)
+            payload = encode_payload(hidden, self.identity.wire_dtype, link.buffer_of(buffer, size))
+        except Exception as error:  # said to the student, and raised here when it happens again and again
+            self._last_error = f"{type(error).__name__}: {error}"
+            self._say(f"{self.identity.role}: forward of request {request.request_id} failed: {self._last_error}")
+            link.outbox.put(Reply(header, text=self._last_error.encode()))
+            self.buffer_free(link, buffer)
+            return False
+        finally:
+            self._busy_seconds += time.monotonic() - began
+            self._forward_began = None
+        self._requests += 1
+        self._rows += request.num_rows
+        ready = Header(
+            Kind.READY,
+            dtype=wire_code(self.identity.wire_dtype),
+            flags=round(1000 * self._idle_share()),
+            ticket=header.ticket,
+            request_id=request.request_id,
+            rows=request.num_rows,
+            width=self.identity.hidden_size,
+            token_hash=header.token_hash,
+            checksum=payload_checksum(payload) if self.checksum else 0,
+            body_bytes=payload.numel(),
+        )
+        self._faults.at_payload(payload)
+        link.outbox.put(Reply(self._faults.at_ready(ready), payload, buffer))
+        return True
+
+    # What links call
+
+    def link_formed(self, link: TeacherLink) -> None:
+        with self.changed:
+            self._links.append(link)
+            self._ended = ""
+        self._say(f"{self.identity.role} serves {link.student.role}; {len(self._links)} linked")
+        if self._leaving:
+            link.hang_up(StopReason.TEACHER_LEAVING)
+
+    def link_ended(self, link: TeacherLink, stop: StopReason | None, cause: str) -> None:
+        with self.changed:
+            if link in self._links:
+                self._links.remove(link)
+                if not self._links:
+                    self._alone_since = time.monotonic()
+            if stop in (StopReason.FINISHED, StopReason.STOPPED):
+                self._ended = stop.name.lower()
+            elif stop is not None:
+                cause = f"{link.student.role} ended the link ({stop.name.lower().replace('_', ' ')})"
+            self.changed.notify_all()
+        if cause and not self._leaving:
+            self._say(f"{self.identity.role} lost {link.student.role}: {cause}; {len(self._links)} linked")
+
+    def enqueue(self, link: TeacherLink, asked: Asked) -> None:
+        with self.changed:
+            link.asked.append(asked)
+            self.changed.notify_all()
+
+    def buffer_free(self, link: TeacherLink, buffer: int) -> None:
+        with self.changed:
+            link.free_buffers.append(buffer)
+            self.changed.notify_all()
+
+    def ping(self, link: TeacherLink) -> Header:
+        """Return a sign of life that says how long the current forward has run and how much waits."""
+        began = self._forward_began
+        busy_ms = 0 if began is None else max(1, round(1000 * (time.monotonic() - began)))
+        queued = len(link.asked) + SEND_BUFFERS - len(link.free_buffers)
+        return Header(Kind.PING, busy_ms=busy_ms, queued=queued, flags=round(1000 * self._idle_share()))
+
+    # The rendezvous
+
+    def _watch(self) -> None:
+        store, number, answered, last_beat = None, -1, 0, 0.0
+        lost_since = time.monotonic()
+        while not self._leaving:
+            try:
+                if store is None:
+                    store = self._connect()
+                    number, answered = announce_teacher(store, self.identity), 0
+                    self._say(f"{self.identity.role} announced itself as number {number}")
+                if time.monotonic() - last_beat >= HEARTBEAT_SECONDS:
+                    beat(store, number)
+                    last_beat = time.monotonic()
+                for generation, student in new_invitations(store, number, answered):
+                    answered = generation
+                    TeacherLink(self, generation, student, store.clone(), number).start()
+                ended = student_end(store)
+                lost_since = time.monotonic()
+                with self.changed:
+                    self._ended = ended or self._ended
+                    self.changed.notify_all()
+                time.sleep(_WATCH_SECONDS)
+            except (RuntimeError, RunError) as error:
+                if store is not None:
+                    self._say(f"{self.identity.role}: the rendezvous is gone, trying again for {self.student_wait:g} s")
+                store = None
+                if time.monotonic() - lost_since > self.student_wait:
+                    with self.changed:
+                        if not self._links:
+                            self._failure = RunError(f"{self.identity.role}: no rendezvous: {error}")
+                        self.changed.notify_all()
+                    return
+                time.sleep(_WATCH_SECONDS)
+        if store is not None:
+            try:
+                withdraw_teacher(store, number)
+            except RuntimeError as error:
+                self._say(f"{self.identity.role}: could not withdraw from the rendezvous: {str(error).splitlines()[0]}")
+
+    def _leave(self, watcher: threading.Thread) -> None:
+        with self.changed:
+            self._leaving = True
+            links = list(self._links)
+        for link in links:
+            link.hang_up(StopReason.TEACHER_LEAVING)
+        deadline = time.monotonic() + _LINGER_SECONDS
+        for thread in [*(link.thread for link in links), watcher]:
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _idle_share(self) -> float:
+        lifetime = time.monotonic() - self._begun
+        return max(0.0, 1.0 - self._busy_seconds / lifetime) if lifetime > 0 else 0.0
+
+    def _say(self, line: str) -> None:
+        if self._on_event is not None:
+            self._on_event(line)

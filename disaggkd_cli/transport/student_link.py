@@ -1,0 +1,254 @@
+"""One link as the student rank lives it: a thread that forms it and receives, and a thread that sends.
+
+The receiving thread owns the link's fate. It alone ends the link, and only after its own receive call has returned,
+so a slot that a dying teacher could still write into is never handed to another one.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch.distributed as dist
+from torch import Tensor
+
+from disaggkd_cli.transport.errors import (
+    CorruptPayload,
+    ForwardFailed,
+    IncompatiblePeer,
+    LinkLost,
+    ProtocolError,
+)
+from disaggkd_cli.transport.identity import Identity, compare_identities
+from disaggkd_cli.transport.ledger import Entry
+from disaggkd_cli.transport.link import STUDENT, Link, form_link
+from disaggkd_cli.transport.protocol import Header, Kind, Request, StopReason
+from disaggkd_cli.transport.rendezvous import await_acceptance, invite_teacher, link_key
+from disaggkd_cli.transport.wire import payload_bytes, payload_checksum, payload_is_finite, wire_code
+
+if TYPE_CHECKING:
+    from disaggkd_cli.transport.pool import TeacherPool
+
+FORMING_SECONDS = 10.0
+STRIKES = 2
+"""How many bad replies (corrupt, non-finite, failed forward) end a teacher's service to this student."""
+
+
+@dataclass
+class Order:
+    """A request as the links need it: encoded once, with the slot its reply goes into."""
+
+    request: Request
+    header: Header
+    body: Tensor
+    buffer: Tensor
+    width: int
+    dtype: str
+    failure: str = ""
+
+    @property
+    def payload(self) -> Tensor:
+        """The part of the slot that the reply fills exactly."""
+        return self.buffer[: payload_bytes(self.request.num_rows, self.width, self.dtype)]
+
+
+@dataclass
+class TeacherRecord:
+    """What the student rank knows about one teacher rank; outlives its links."""
+
+    number: int
+    identity: Identity
+    alive: int = 0
+    linked: bool = False
+    joined: int = 0
+    blocked: str = ""
+    strikes: int = 0
+    requests: int = 0
+    rows: int = 0
+    received_bytes: int = 0
+    idle_share: float = 0.0
+    alive_at_loss: int | None = None
+
+
+class StudentLink:
+    """The link to one teacher, from the invitation until it is lost. `start()` returns at once."""
+
+    def __init__(self, pool: TeacherPool, record: TeacherRecord, store: dist.Store):
+        self.pool = pool
+        self.record = record
+        self.outbox: queue.SimpleQueue[Entry | StopReason | None] = queue.SimpleQueue()
+        self.number = pool.next_link_number()
+        self.thread = threading.Thread(target=self._live, name=f"link to {record.identity.role}", daemon=True)
+        self._store = store
+        self._name = f"link {pool.identity.role} - {record.identity.role}"
+        self._last_reply = 0.0
+        self._sent_at: dict[int, float] = {}
+
+    def start(self) -> None:
+        self.thread.start()
+
+    def hang_up(self, reason: StopReason) -> None:
+        """Ask the sending thread to say STOP; the teacher answers with STOP, which ends the receiving thread."""
+        self.outbox.put(reason)
+
+    def _live(self) -> None:
+        cause = ""
+        sender = None
+        try:
+            link = self._form()
+            sender = threading.Thread(target=self._send_loop, args=(link,), name=f"send: {self._name}", daemon=True)
+            self.pool.link_formed(self)
+            sender.start()
+            cause = self._receive_loop(link)
+        except IncompatiblePeer as error:
+            cause = self.record.blocked = str(error)
+        except ProtocolError as error:
+            cause = self.record.blocked = f"{self._name}: {error}"
+        except LinkLost as error:
+            cause = str(error)
+        except Exception as error:  # a fault of ours must not leave the trainer waiting: say it there
+            cause = f"{self._name}: {type(error).__name__}: {error}"
+            self.pool.fail(error)
+        finally:
+            if sender is not None:
+                self.outbox.put(None)
+                link.close()
+            self.pool.link_ended(self, cause)
+
+    def _form(self) -> Link:
+        generation = invite_teacher(self._store, self.record.number, self.pool.identity)
+        await_acceptance(self._store, self.record.number, generation, min(FORMING_SECONDS, self.pool.timeout))
+        link = form_link(
+            self._store,
+            link_key(self.record.number, generation),
+            STUDENT,
+            name=self._name,
+            generation=generation,
+            run_id=self.pool.identity.run_id,
+            timeout=self.pool.timeout,
+            forming_timeout=min(FORMING_SECONDS, self.pool.timeout),
+            bind=self.pool.bind,
+        )
+        del self._store
+        link.send_text(Kind.HELLO, self.pool.identity.encode())
+        answer = link.receive_header()
+        if answer.kind not in (Kind.WELCOME, Kind.REFUSAL):
+            raise ProtocolError(f"{answer.kind.name} instead of WELCOME")
+        text = link.receive_text(answer)
+        if answer.kind is Kind.REFUSAL:
+            raise IncompatiblePeer(text.decode(errors="replace"))
+        compare_identities(self.pool.identity, Identity.decode(text))
+        return link
+
+    def _send_loop(self, link: Link) -> None:
+        try:
+            while True:
+                try:
+                    item = self.outbox.get(timeout=self.pool.timeout / 4)
+                except queue.Empty:
+                    link.send_header(Header(Kind.PING))
+                    continue
+                if item is None:
+                    return
+                if isinstance(item, StopReason):
+                    link.send_header(Header(Kind.STOP, flags=item))
+                    return
+                order: Order = item.content
+                self._sent_at[item.ticket] = time.monotonic()
+                link.send_header(order_header(order, item.ticket))
+                link.send_request_body(order.body)
+        except LinkLost:
+            # The receiving thread sees the same broken pair and ends the link.
+            link.close()
+
+    def _receive_loop(self, link: Link) -> str:
+        while True:
+            header = link.receive_header()
+            if header.kind is Kind.PING:
+                self.record.idle_share = header.flags / 1000
+                self._check_progress(header)
+            elif header.kind is Kind.READY:
+                self.record.idle_share = header.flags / 1000
+                self._receive_reply(link, header)
+            elif header.kind is Kind.ERROR:
+                text = link.receive_text(header).decode(errors="replace")
+                entry = self.pool.arriving(self, header.ticket)
+                self._strike(entry, ForwardFailed(f"{self.record.identity.role}: {text}"))
+            elif header.kind is Kind.STOP:
+                return f"{self._name}: ended ({StopReason(header.flags).name.lower().replace('_', ' ')})"
+            else:
+                raise ProtocolError(f"{header.kind.name} from a teacher")
+
+    def _receive_reply(self, link: Link, header: Header) -> None:
+        entry = self.pool.arriving(self, header.ticket)
+        order: Order = entry.content
+        check_ready(header, order)
+        link.receive_payload(order.payload)
+        now = time.monotonic()
+        problem = payload_problem(header, order)
+        self.record.received_bytes += order.payload.numel()
+        if problem:
+            self._strike(entry, CorruptPayload(f"{self.record.identity.role}: request {entry.request_id}: {problem}"))
+            return
+        seconds = now - max(self._last_reply, self._sent_at.pop(header.ticket, now))
+        self._last_reply = now
+        self.record.requests += 1
+        self.record.rows += header.rows
+        self.pool.delivered(self, header.ticket, seconds / entry.work)
+
+    def _strike(self, entry: Entry, error: Exception) -> None:
+        self.record.strikes += 1
+        self._sent_at.pop(entry.ticket, None)
+        self.pool.rejected(self, entry, error)
+        if self.record.strikes >= STRIKES:
+            self.record.blocked = f"quarantined after {self.record.strikes} bad replies, the last: {error}"
+            self.hang_up(StopReason.QUARANTINED)
+
+    def _check_progress(self, ping: Header) -> None:
+        limit = self.pool.timeout
+        if ping.busy_ms > limit * 1000:
+            raise LinkLost(f"{self._name}: one forward has been running for {ping.busy_ms / 1000:.0f} s "
+                           f"(transport.timeout={limit:g})")  # fmt: skip
+        oldest = min(tuple(self._sent_at.values()), default=None)
+        silent = ping.busy_ms == 0 and ping.queued == 0
+        if silent and oldest is not None and time.monotonic() - max(oldest, self._last_reply) > limit:
+            raise LinkLost(f"{self._name}: the teacher says it is idle, but owes a reply for more than {limit:g} s")
+
+
+def order_header(order: Order, ticket: int) -> Header:
+    """Return the REQUEST header of an order under a fresh ticket."""
+    return replace(order.header, ticket=ticket)
+
+
+def check_ready(header: Header, order: Order) -> None:
+    """Return quietly when READY announces exactly what the order's slot expects.
+
+    Raises:
+        ProtocolError: names the field with both values. The payload is then never received.
+    """
+    expected = {
+        "request_id": order.request.request_id,
+        "rows": order.request.num_rows,
+        "width": order.width,
+        "dtype": wire_code(order.dtype),
+        "token_hash": order.header.token_hash,
+        "body_bytes": order.payload.numel(),
+    }
+    for name, value in expected.items():
+        if getattr(header, name) != value:
+            raise ProtocolError(
+                f"the reply to request {order.request.request_id} announces {name.replace('_', ' ')} "
+                f"{getattr(header, name)}, the student expects {value}"
+            )
+
+
+def payload_problem(header: Header, order: Order) -> str:
+    """Return what is wrong with a received payload, or an empty text."""
+    if header.checksum and payload_checksum(order.payload) != header.checksum:
+        return "the payload's checksum is wrong"
+    if not payload_is_finite(order.payload, header.rows, header.width, order.dtype):
+        return "the hidden states are not finite"
+    return ""

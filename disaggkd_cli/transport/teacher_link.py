@@ -1,0 +1,151 @@
+"""One link as the teacher lives it: a thread that receives requests, and one that sends replies and signs of life."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from disaggkd_cli.transport.errors import IncompatiblePeer, LinkLost, ProtocolError
+from disaggkd_cli.transport.identity import Identity, compare_identities
+from disaggkd_cli.transport.link import TEACHER, Link, form_link
+from disaggkd_cli.transport.protocol import Header, Kind, Request, StopReason, decode_request, request_integers
+from disaggkd_cli.transport.rendezvous import accept_invitation, link_key
+
+if TYPE_CHECKING:
+    from disaggkd_cli.transport.server import TeacherServer
+
+FORMING_SECONDS = 10.0
+SEND_BUFFERS = 2
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request with the header it came under."""
+
+    header: Header
+    request: Request
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What the sending thread sends: a READY with its payload in send buffer `buffer`, or an ERROR with its text."""
+
+    header: Header
+    payload: Tensor | None = None
+    buffer: int = -1
+    text: bytes = b""
+
+
+class TeacherLink:
+    """The link to one student rank, from its invitation until it is lost."""
+
+    def __init__(self, server: TeacherServer, generation: int, student: Identity, store: dist.Store, number: int):
+        self.server = server
+        self.student = student
+        self.asked: deque[Asked] = deque()
+        self.outbox: queue.SimpleQueue[Reply | StopReason | None] = queue.SimpleQueue()
+        self.free_buffers: deque[int] = deque(range(SEND_BUFFERS))
+        self.thread = threading.Thread(target=self._live, name=f"link to {student.role}", daemon=True)
+        self._buffers = [torch.empty(0, dtype=torch.uint8) for _ in range(SEND_BUFFERS)]
+        self._generation = generation
+        self._store = store
+        self._number = number
+        self._name = f"link {server.identity.role} - {student.role}"
+
+    def start(self) -> None:
+        self.thread.start()
+
+    def hang_up(self, reason: StopReason) -> None:
+        """Have the sending thread say STOP as its last word."""
+        self.outbox.put(reason)
+
+    def buffer_of(self, index: int, size: int) -> Tensor:
+        """Return send buffer `index`, grown to at least `size` bytes."""
+        if self._buffers[index].numel() < size:
+            self._buffers[index] = torch.zeros(size, dtype=torch.uint8)
+        return self._buffers[index]
+
+    def _live(self) -> None:
+        cause, stop, sender, link = "", None, None, None
+        try:
+            link = self._form()
+            sender = threading.Thread(target=self._send_loop, args=(link,), name=f"send: {self._name}", daemon=True)
+            self.server.link_formed(self)
+            sender.start()
+            stop = self._receive_loop(link)
+            self.outbox.put(StopReason.LINK_CLOSED)
+            sender.join(self.server.timeout)
+        except (LinkLost, IncompatiblePeer) as error:
+            cause = str(error)
+        finally:
+            self.outbox.put(None)
+            if link is not None:
+                link.close()
+            self.server.link_ended(self, stop, cause)
+
+    def _form(self) -> Link:
+        accept_invitation(self._store, self._number, self._generation)
+        link = form_link(
+            self._store,
+            link_key(self._number, self._generation),
+            TEACHER,
+            name=self._name,
+            generation=self._generation,
+            run_id=self.student.run_id,
+            timeout=self.server.timeout,
+            forming_timeout=min(FORMING_SECONDS, self.server.timeout),
+            bind=self.server.bind,
+        )
+        del self._store
+        hello = link.receive_header()
+        if hello.kind is not Kind.HELLO:
+            raise ProtocolError(f"{hello.kind.name} instead of HELLO")
+        self.student = Identity.decode(link.receive_text(hello))
+        try:
+            compare_identities(self.server.identity, self.student)
+        except IncompatiblePeer as error:
+            link.send_text(Kind.REFUSAL, str(error).encode())
+            raise
+        link.send_text(Kind.WELCOME, self.server.identity.encode())
+        return link
+
+    def _receive_loop(self, link: Link) -> StopReason:
+        while True:
+            header = link.receive_header()
+            if header.kind is Kind.REQUEST:
+                body = link.receive_request_body(request_integers(header))
+                self.server.enqueue(self, Asked(header, decode_request(header, body)))
+            elif header.kind is Kind.STOP:
+                return StopReason(header.flags)
+            elif header.kind is not Kind.PING:
+                raise ProtocolError(f"{header.kind.name} from a student")
+
+    def _send_loop(self, link: Link) -> None:
+        try:
+            while True:
+                try:
+                    item = self.outbox.get(timeout=self.server.timeout / 4)
+                except queue.Empty:
+                    link.send_header(self.server.ping(self))
+                    continue
+                if item is None:
+                    return
+                if isinstance(item, StopReason):
+                    link.send_header(Header(Kind.STOP, flags=item))
+                    return
+                if item.payload is None:
+                    link.send_text(Kind.ERROR, item.text, ticket=item.header.ticket)
+                    continue
+                link.send_header(item.header)
+                link.send_payload(item.payload)
+                self.server.buffer_free(self, item.buffer)
+        except LinkLost:
+            # The receiving thread sees the same broken pair and ends the link.
+            link.close()

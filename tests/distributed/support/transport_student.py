@@ -1,0 +1,74 @@
+"""A student process of the transport's tests: transport_student.py RANK ENDPOINT [key=value ...].
+
+Takes requests `start`..`stop`, checks every lease against the fake teacher's own formula, and prints one JSON record
+with the sha256 of all that was delivered in order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import time
+
+import torch
+from tests.distributed.support.transport_parts import WIDTH, fake_hidden, make_requests
+
+from disaggkd_cli.errors import DisaggkdError
+from disaggkd_cli.transport import HiddenStateRing, Identity, StopReason, TeacherPool, TeachersLost, open_store
+
+
+def main() -> None:
+    rank, endpoint, *pairs = sys.argv[1:]
+    options = dict(pair.split("=") for pair in pairs)
+    width = int(options.get("width", WIDTH))
+    sequence = int(options.get("sequence", 100))
+    start, stop = int(options.get("start", 0)), int(options.get("stop", 30))
+    dtype = options.get("dtype", "bfloat16")
+    events = []
+
+    def on_event(line):
+        events.append(line)
+        print(line, file=sys.stderr, flush=True)
+
+    store = open_store(endpoint, host_it=options.get("host") == "yes", timeout=20)
+    pool = TeacherPool(
+        store,
+        Identity(f"student {rank}", options.get("fingerprint", "f"), "t", 1000, width, dtype, options.get("run", "r")),
+        timeout=float(options.get("timeout", 5)),
+        teacher_wait=float(options.get("teacher_wait", 20)),
+        leader=rank == "0",
+        on_event=on_event,
+    )
+    record = {"ids": [], "events": events, "error": None, "error_kind": None}
+    digest = hashlib.sha256()
+    ending = StopReason.FINISHED
+    try:
+        pool.wait_for_teacher()
+        requests = make_requests(start, stop, seed=int(options.get("seed", 1)), sequence=sequence)
+        ring = HiddenStateRing(requests, int(options.get("depth", 3)), 2 * sequence, width, dtype, pool)
+        for lease in ring:
+            expected = fake_hidden(lease.request, width).to(lease.hidden.dtype)
+            if not torch.equal(lease.hidden, expected):
+                raise AssertionError(f"lease {lease.request_id} holds other hidden states than the teacher's")
+            time.sleep(float(options.get("pause", 0)))
+            digest.update(lease.request_id.to_bytes(8, "little"))
+            digest.update(lease.hidden.contiguous().view(torch.uint8).numpy().tobytes())
+            record["ids"].append(lease.request_id)
+            print("step", lease.request_id, file=sys.stderr, flush=True)
+            lease.release()
+        record["stats"] = ring.stats()
+        ring.close()
+    except TeachersLost as error:
+        record["error"], record["error_kind"] = str(error), "TeachersLost"
+        ending = StopReason.STOPPED
+    except DisaggkdError as error:
+        record["error"], record["error_kind"] = str(error), type(error).__name__
+    record["sha256"] = digest.hexdigest()
+    record["teachers"] = pool.stats()
+    pool.close(ending)
+    print(json.dumps(record), flush=True)
+
+
+if __name__ == "__main__":
+    main()
