@@ -12,6 +12,7 @@ bit generator stable across its releases, and `Generator.permutation` not.
 from __future__ import annotations
 
 import hashlib
+from functools import lru_cache
 
 import numpy as np
 
@@ -23,30 +24,25 @@ def permutation(count: int, seed: int, epoch: int, purpose: str = "order") -> np
     return np.argsort(generator.random_raw(count), kind="stable")
 
 
-class SequenceOrder:
-    """Position of the stream → index of a sequence. Holds the current epoch's shuffle only to save time."""
+@lru_cache(maxsize=4)
+def _epoch_order(count: int, seed: int, epoch: int) -> np.ndarray:
+    order = permutation(count, seed, epoch)
+    order.flags.writeable = False
+    return order
 
-    def __init__(self, count: int, seed: int):
-        if count < 1:
-            raise ValueError("an order needs at least one sequence")
-        self.count = count
-        self.seed = seed
-        self._epoch = -1
-        self._shuffle = np.empty(0, dtype=np.int64)
 
-    def index(self, position: int) -> int:
-        """The sequence at `position` (from 0, without end)."""
-        if position < 0:
-            raise ValueError(f"position {position} is before the start")
-        epoch, within = divmod(position, self.count)
-        if epoch != self._epoch:
-            self._shuffle, self._epoch = permutation(self.count, self.seed, epoch), epoch
-        return int(self._shuffle[within])
+def sequence_indices(count: int, seed: int, start: int, number: int) -> np.ndarray:
+    """[number] int64: which of `count` sequences stand at positions start, start + 1, … of the stream (from 0, no end).
 
-    def indices(self, start: int, count: int) -> list[int]:
-        """The sequences at positions start, start + 1, …, start + count - 1."""
-        return [self.index(position) for position in range(start, start + count)]
-
-    def epoch(self, position: int) -> float:
-        """Passes over the data that lie before `position`."""
-        return position / self.count
+    Raises:
+        ValueError: no sequences, or a position before the start.
+    """
+    if count < 1 or start < 0 or number < 0:
+        raise ValueError(f"no positions {start} … {start + number} in a stream over {count} sequences")
+    parts = []
+    while number:
+        epoch, within = divmod(start, count)
+        part = _epoch_order(count, seed, epoch)[within : within + number]
+        parts.append(part)
+        start, number = start + len(part), number - len(part)
+    return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)

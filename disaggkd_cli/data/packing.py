@@ -1,0 +1,97 @@
+"""Documents → rows of at most `sequence_length` tokens. Nothing is lost, and no label crosses from one document to the
+next.
+
+Packed: running text is laid end to end and cut every `sequence_length` tokens, so a text that does not fit into what is
+left of a row goes on in the next one; conversations and completions stay whole and are fitted together (best fit, longest
+first). Not packed: a document a row, a longer text in consecutive rows.
+
+Where a text is cut, the label of the row's last token is still the token that follows in the same text, so how many
+tokens are supervised does not depend on where rows end.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from dataclasses import dataclass
+
+import numpy as np
+
+from disaggkd_cli.data.tokenized import TokenizedDocuments
+
+LONG_DOCUMENTS = ("auto", "split", "drop", "error")
+
+
+@dataclass(frozen=True)
+class Rows:
+    """N rows of documents."""
+
+    pieces: TokenizedDocuments
+    """The documents, or pieces of them, in the order in which they stand in the rows."""
+    pieces_before: np.ndarray
+    """[N + 1] int64: row i holds the pieces pieces_before[i] … pieces_before[i + 1] - 1."""
+
+    def __len__(self) -> int:
+        return len(self.pieces_before) - 1
+
+
+def cut_consecutively(documents: TokenizedDocuments, sequence_length: int) -> TokenizedDocuments:
+    """Cut each document into consecutive pieces of at most `sequence_length` tokens; shorter ones stay as they are."""
+    count = -(-documents.lengths // sequence_length)
+    within = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
+    starts = np.repeat(documents.starts, count) + within * sequence_length
+    ends = np.minimum(starts + sequence_length, np.repeat(documents.ends, count))
+    return documents.pieces(starts, ends, np.repeat(documents.is_text, count))
+
+
+def pack(documents: TokenizedDocuments, sequence_length: int) -> Rows:
+    """Pack documents into rows; text first, then what must stay whole (none longer than `sequence_length`)."""
+    text, pairs = documents.select(documents.is_text), documents.select(~documents.is_text)
+    stream = _cut_stream(text, sequence_length)
+    text_rows = np.flatnonzero(np.diff(stream.starts // sequence_length, prepend=-1))
+    bins = best_fit(pairs.lengths, sequence_length)
+    fitted = pairs.select(np.asarray([index for members in bins for index in members], np.int64))
+    pieces = TokenizedDocuments(
+        np.concatenate([stream.input_ids, fitted.input_ids]),
+        np.concatenate([stream.labels, fitted.labels]),
+        np.concatenate([stream.ends, fitted.ends + len(stream.input_ids)]),
+        np.concatenate([stream.is_text, fitted.is_text]),
+    )
+    bin_ends = np.cumsum([len(members) for members in bins], dtype=np.int64) + len(stream)
+    return Rows(pieces, np.concatenate([text_rows, [len(stream)], bin_ends]).astype(np.int64))
+
+
+def one_per_row(documents: TokenizedDocuments, sequence_length: int) -> Rows:
+    """A document a row; longer texts in consecutive rows."""
+    pieces = cut_consecutively(documents, sequence_length)
+    return Rows(pieces, np.arange(len(pieces) + 1))
+
+
+def best_fit(lengths: np.ndarray, capacity: int) -> list[list[int]]:
+    """Bins of indices with sum of lengths ≤ capacity: longest first, each into the fullest bin that still has room.
+
+    Raises:
+        ValueError: a length above the capacity.
+    """
+    if len(lengths) and lengths.max() > capacity:
+        raise ValueError(f"a document of {lengths.max()} tokens in rows of {capacity}")
+    bins: list[list[int]] = []
+    room: list[tuple[int, int]] = []  # (tokens left, bin), sorted
+    for index in np.argsort(-lengths, kind="stable").tolist():
+        length = int(lengths[index])
+        at = bisect_left(room, (length, -1))
+        if at == len(room):
+            left, target = capacity, len(bins)
+            bins.append([])
+        else:
+            left, target = room.pop(at)
+        bins[target].append(index)
+        if left > length:
+            insort(room, (left - length, target))
+    return bins
+
+
+def _cut_stream(text: TokenizedDocuments, sequence_length: int) -> TokenizedDocuments:
+    """Cut the documents, laid end to end, where one ends and where a row ends."""
+    total = len(text.input_ids)
+    ends = np.union1d(text.ends, np.arange(sequence_length, total, sequence_length)).astype(np.int64)
+    return TokenizedDocuments(text.input_ids, text.labels, ends, np.ones(len(ends), bool))
