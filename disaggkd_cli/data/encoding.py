@@ -77,7 +77,8 @@ class DocumentEncoder:
     def _whole(self, prompt: list[int], target: list[int], is_text: bool) -> EncodedDocument:
         ids = np.asarray([*self.start_ids, *prompt, *target, *self.end_ids], np.int32)
         supervised = np.zeros(len(ids), bool)
-        supervised[len(self.start_ids) + len(prompt) :] = True
+        # A text without a token has nothing to learn, not even its end; an empty completion was somebody's answer.
+        supervised[len(self.start_ids) + len(prompt) :] = bool(target) or not is_text
         return EncodedDocument(ids, supervised, is_text)
 
     def _prompt_and_completion(self, document: PromptCompletion) -> tuple[list[int], list[int]]:

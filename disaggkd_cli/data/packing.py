@@ -2,8 +2,8 @@
 next.
 
 Packed: running text is laid end to end and cut every `sequence_length` tokens, so a text that does not fit into what is
-left of a row goes on in the next one; conversations and completions stay whole and are fitted together (best fit, longest
-first). Not packed: a document a row, a longer text in consecutive rows.
+left of a row goes on in the next one; conversations and completions stay whole, if they can, and are fitted together
+(best fit, longest first). Not packed: a document a row, a longer text in consecutive rows.
 
 Where a text is cut, the label of the row's last token is still the token that follows in the same text, so how many
 tokens are supervised does not depend on where rows end.
@@ -44,8 +44,9 @@ def cut_consecutively(documents: TokenizedDocuments, sequence_length: int) -> To
 
 
 def pack(documents: TokenizedDocuments, sequence_length: int) -> Rows:
-    """Pack documents into rows; text first, then what must stay whole (none longer than `sequence_length`)."""
-    text, pairs = documents.select(documents.is_text), documents.select(~documents.is_text)
+    """Pack documents into rows; text first, then what stays whole (if longer than a row, pieces as long as a row)."""
+    text = documents.select(documents.is_text)
+    pairs = cut_consecutively(documents.select(~documents.is_text), sequence_length)
     stream = _cut_stream(text, sequence_length)
     text_rows = np.flatnonzero(np.diff(stream.starts // sequence_length, prepend=-1))
     bins = best_fit(pairs.lengths, sequence_length)
