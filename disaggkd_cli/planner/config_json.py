@@ -115,7 +115,7 @@ def _qwen_hybrid_mixer(fields: Fields, index: int) -> GroupedQueryAttention | Ga
 
 
 def _qwen3_5(fields: Fields, index: int) -> LayerShape:
-    return LayerShape(_qwen_hybrid_mixer(fields, index), DenseMLP(fields["intermediate_size"]), unit_offset_norm=True)
+    return LayerShape(_qwen_hybrid_mixer(fields, index), DenseMLP(fields["intermediate_size"]), float32_norm=True)
 
 
 def _qwen3_5_moe(fields: Fields, index: int) -> LayerShape:
@@ -126,7 +126,7 @@ def _qwen3_5_moe(fields: Fields, index: int) -> LayerShape:
         shared_width=fields["shared_expert_intermediate_size"],
         shared_gate=True,
     )
-    return LayerShape(_qwen_hybrid_mixer(fields, index), experts, unit_offset_norm=True)
+    return LayerShape(_qwen_hybrid_mixer(fields, index), experts, float32_norm=True)
 
 
 def _mixtral(fields: Fields, index: int) -> LayerShape:
@@ -135,14 +135,14 @@ def _mixtral(fields: Fields, index: int) -> LayerShape:
 
 
 def _gemma(fields: Fields, index: int) -> LayerShape:
-    return LayerShape(_attention(fields), DenseMLP(fields["intermediate_size"]), unit_offset_norm=True)
+    return LayerShape(_attention(fields), DenseMLP(fields["intermediate_size"]), float32_norm=True)
 
 
 def _gemma2(fields: Fields, index: int) -> LayerShape:
     sliding = _layer_type(fields, index, "full_attention" if index % 2 else "sliding_attention") == "sliding_attention"
     softcap = bool(fields.get("attn_logit_softcapping", 50.0))
     attention = _attention(fields, window=fields["sliding_window"] if sliding else None, softcap=softcap)
-    return LayerShape(attention, DenseMLP(fields["intermediate_size"]), norms=4, unit_offset_norm=True)
+    return LayerShape(attention, DenseMLP(fields["intermediate_size"]), norms=4, float32_norm=True)
 
 
 def _gemma3(fields: Fields, index: int) -> LayerShape:
@@ -150,7 +150,7 @@ def _gemma3(fields: Fields, index: int) -> LayerShape:
     sliding = _layer_type(fields, index, "sliding_attention" if (index + 1) % pattern else "full_attention")
     window = fields["sliding_window"] if sliding == "sliding_attention" else None
     attention = _attention(fields, qk_norm=True, window=window)
-    return LayerShape(attention, DenseMLP(fields["intermediate_size"]), norms=4, unit_offset_norm=True)
+    return LayerShape(attention, DenseMLP(fields["intermediate_size"]), norms=4, float32_norm=True)
 
 
 def _deepseek_v3(fields: Fields, index: int) -> LayerShape:
@@ -177,7 +177,7 @@ def _gpt_oss(fields: Fields, index: int) -> LayerShape:
     experts = ExpertMLP(
         fields["num_local_experts"], fields["num_experts_per_tok"], fields["intermediate_size"], bias=True
     )
-    return LayerShape(attention, experts)
+    return LayerShape(attention, experts, float32_norm=True)
 
 
 _FAMILIES: dict[str, tuple[tuple[str, ...], Callable[[Fields, int], LayerShape], bool]] = {

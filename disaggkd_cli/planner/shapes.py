@@ -23,9 +23,14 @@ class GroupedQueryAttention:
     qk_norm: bool = False
     input_bias: bool = False
     output_bias: bool = False
-    sinks: bool = False
     window: int | None = None
+    sinks: bool = False
     softcap: bool = False
+
+    @property
+    def eager(self) -> bool:
+        """Whether transformers computes it with [S, S] scores in memory: fused kernels know neither sinks nor soft caps."""
+        return self.sinks or self.softcap
 
     @property
     def q(self) -> int:
@@ -94,12 +99,12 @@ class ExpertMLP:
 
 @dataclass(frozen=True)
 class LayerShape:
-    """One decoder layer. `norms` RMSNorms of width h; `unit_offset_norm` is the (1 + weight) form, which works in float32."""
+    """One decoder layer: `norms` RMSNorms of width h. `float32_norm`: the weight is applied in float32, before the cast back."""
 
     mixer: GroupedQueryAttention | LatentAttention | GatedDeltaNet
     mlp: DenseMLP | ExpertMLP
     norms: int = 2
-    unit_offset_norm: bool = False
+    float32_norm: bool = False
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,92 @@
+"""Find a model's shape: a `config.json`, a model directory, a hub cache entry, or a preset shipped with the package."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from disaggkd_cli.errors import UserError
+from disaggkd_cli.planner.config_json import model_shape
+from disaggkd_cli.planner.shapes import ModelShape
+
+PRESETS = Path(__file__).with_name("presets")
+
+
+def preset_names() -> list[str]:
+    """Names of the presets, such as `qwen3-8b`."""
+    return sorted(path.stem for path in PRESETS.glob("*.json"))
+
+
+def load_preset(name: str) -> dict[str, Any]:
+    """The preset's file: `hub_names`, `source`, and `config`, the fields of its config.json that decide its shape."""
+    return json.loads((PRESETS / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def resolve_model(model: str, key: str) -> ModelShape:
+    """Return the shape of `model`: a path, a hub name in the local cache, a preset's name, or a hub name that a preset stands for.
+
+    Local files win over presets, so that an edited config.json is what is planned.
+
+    Raises:
+        UserError: naming `key`, with the nearest presets, when nothing is found or the file cannot be understood.
+    """
+    path = Path(model).expanduser()
+    if path.suffix == ".gguf":
+        raise UserError(f"{key}: {model}: the planner reads config.json files; name a directory with one, or a preset")
+    if path.is_dir():
+        path = path / "config.json"
+        if not path.is_file():
+            raise UserError(f"{key}: {model} is a directory without a config.json")
+    if path.is_file():
+        return _from_file(path, model, key)
+    cached = _hub_cache_config(model)
+    if cached is not None:
+        return _from_file(cached, model, key)
+    preset = _preset_of(model)
+    if preset is not None:
+        entry = load_preset(preset)
+        return model_shape(entry["config"], preset, f"preset {preset}: {entry['source']}")
+    known = [*preset_names(), *_hub_names()]
+    folded = {name.lower(): name for name in known}
+    near = [folded[match] for match in difflib.get_close_matches(model.lower(), list(folded), n=3, cutoff=0.5)]
+    hint = f"did you mean {' or '.join(near)}?" if near else f"presets are {', '.join(preset_names())}"
+    raise UserError(
+        f"{key}: {model!r} is no file, no entry of the local hub cache and no preset; {hint} "
+        "(or give a model directory or its config.json: the planner downloads nothing)"
+    )
+
+
+def _from_file(path: Path, name: str, key: str) -> ModelShape:
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise UserError(f"{key}: {path} cannot be read as JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise UserError(f"{key}: {path} holds no mapping, so it is no config.json")
+    return model_shape(config, name, str(path))
+
+
+def _hub_cache_config(model: str) -> Path | None:
+    """The config.json of the newest snapshot of `model` in the local Hugging Face cache, if it is there."""
+    if model.count("/") != 1:
+        return None
+    home = os.environ.get("HF_HOME", "~/.cache/huggingface")
+    cache = Path(os.environ.get("HF_HUB_CACHE", f"{home}/hub")).expanduser()
+    snapshots = list((cache / f"models--{model.replace('/', '--')}" / "snapshots").glob("*/config.json"))
+    return max(snapshots, key=lambda path: path.stat().st_mtime, default=None)
+
+
+@lru_cache(maxsize=1)
+def _hub_names() -> dict[str, str]:
+    return {hub: name for name in preset_names() for hub in load_preset(name)["hub_names"]}
+
+
+def _preset_of(model: str) -> str | None:
+    folded = model.lower()
+    if folded in preset_names():
+        return folded
+    return {hub.lower(): name for hub, name in _hub_names().items()}.get(folded)
