@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from disaggkd_cli.errors import UserError
 from disaggkd_cli.losses.divergences import DIVERGENCES
-from disaggkd_cli.losses.heads import Head
+from disaggkd_cli.losses.heads import Head, is_dtensor
 
 IGNORED_LABEL = -100
 _HAS_BETA = {"jsd", "skewed_forward_kl", "skewed_reverse_kl", "symmetric_kl"}
@@ -61,6 +61,23 @@ def check_tensors(
         raise LossArgumentError(f"labels are on {labels.device} and student_hidden on {student_hidden.device}; move one")
 
 
+def token_count(num_tokens: int | float | Tensor | None, rows: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Return the normaliser as a scalar tensor: `num_tokens`, or the rows that count; at least one, so that none gives zero.
+
+    Raises:
+        LossArgumentError: a negative or many-valued `num_tokens`.
+    """
+    if num_tokens is None:
+        num_tokens = rows
+    if not isinstance(num_tokens, Tensor):
+        if num_tokens < 0:
+            raise LossArgumentError(f"num_tokens={num_tokens!r} must not be negative")
+        return torch.tensor(max(float(num_tokens), 1.0), device=device, dtype=dtype)
+    if num_tokens.numel() != 1:
+        raise LossArgumentError(f"num_tokens must be one number; it has {num_tokens.numel()}")
+    return num_tokens.detach().to(device=device, dtype=dtype).reshape(()).clamp(min=1)
+
+
 def _check_side(side: str, hidden: Tensor, head: Head) -> None:
     if not isinstance(head, Head):
         raise LossArgumentError(f"the {side} head must be a Head(weight, ...); it is a {type(head).__name__}")
@@ -68,7 +85,7 @@ def _check_side(side: str, hidden: Tensor, head: Head) -> None:
     for name, tensor in named.items():
         if tensor is None:
             continue
-        if isinstance(tensor, DTensor):
+        if is_dtensor(tensor):
             raise LossArgumentError(
                 f"{name} is a DTensor. Call the loss inside the forward of the FSDP module that owns the head, where its "
                 "parameters are plain and whole, or pass local shards (.to_local()) with group= for a vocabulary-parallel loss"

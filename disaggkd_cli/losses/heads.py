@@ -38,6 +38,20 @@ class Head:
         return Head(self.weight[start:stop], bias, self.scale, self.softcap)
 
 
+def is_dtensor(tensor: Tensor) -> bool:
+    """Whether `tensor` is a DTensor; told by its attributes, since importing the class takes half a second."""
+    return hasattr(tensor, "placements") and hasattr(tensor, "device_mesh")
+
+
+def gathered(head: Head) -> Head:
+    """Return a frozen head whose weight and bias are whole: those that are DTensors are gathered, by all ranks together."""
+
+    def whole(tensor: Tensor | None) -> Tensor | None:
+        return tensor.detach().full_tensor() if tensor is not None and is_dtensor(tensor) else tensor
+
+    return Head(whole(head.weight), whole(head.bias), head.scale, head.softcap)
+
+
 def apply_head(hidden: Tensor, head: Head) -> Tensor:
     """Return the logits [..., V] of `hidden` [..., H], in the dtype of the matrix product."""
     logits = F.linear(hidden, head.weight, head.bias)

@@ -6,9 +6,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from disaggkd_cli.losses.arguments import IGNORED_LABEL, LossArgumentError, check_hyperparameters, check_tensors
+from disaggkd_cli.losses.arguments import (
+    IGNORED_LABEL,
+    LossArgumentError,
+    check_hyperparameters,
+    check_tensors,
+    token_count,
+)
 from disaggkd_cli.losses.divergences import row_divergence
-from disaggkd_cli.losses.heads import Head, apply_head
+from disaggkd_cli.losses.heads import Head, apply_head, gathered
 from disaggkd_cli.losses.output import LossOutput
 
 
@@ -42,6 +48,7 @@ def reference_kd_loss(
     del memory_budget
     if group is not None:
         raise LossArgumentError("reference_kd_loss needs the whole vocabulary on each rank; group= works with fused_kd_loss")
+    teacher_head = gathered(teacher_head) if isinstance(teacher_head, Head) else teacher_head
     check_hyperparameters(divergence, temperature, beta, kd_weight, ce_weight)
     check_tensors(student_hidden, student_head, teacher_hidden, teacher_head, labels, ce_weight)
     if labels is not None:
@@ -73,23 +80,6 @@ def reference_kd_loss(
         ]
     loss = kd_weight * temperature**2 * kd + ce_weight * ce
     return LossOutput(loss, kd.detach(), ce.detach(), agreement, *dropped)
-
-
-def token_count(num_tokens: int | float | Tensor | None, rows: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Return the normaliser as a scalar tensor: `num_tokens`, or the rows that count; at least one, so that none gives zero.
-
-    Raises:
-        LossArgumentError: a negative or many-valued `num_tokens`.
-    """
-    if num_tokens is None:
-        num_tokens = rows
-    if not isinstance(num_tokens, Tensor):
-        if num_tokens < 0:
-            raise LossArgumentError(f"num_tokens={num_tokens!r} must not be negative")
-        return torch.tensor(max(float(num_tokens), 1.0), device=device, dtype=dtype)
-    if num_tokens.numel() != 1:
-        raise LossArgumentError(f"num_tokens must be one number; it has {num_tokens.numel()}")
-    return num_tokens.detach().to(device=device, dtype=dtype).reshape(()).clamp(min=1)
 
 
 def _logits(hidden: Tensor, head: Head, compute_dtype: torch.dtype | None) -> Tensor:

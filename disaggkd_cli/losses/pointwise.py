@@ -1,0 +1,266 @@
+"""The elementwise and row-reducing part of the fused loss on one tile, written once and compiled where that pays.
+
+Shapes: w rows of a window, v columns of a shard. Logits come in as matrix products and are turned into a head's logits in
+place (bias, scale, soft cap), later into gradients in place.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from disaggkd_cli.losses.divergences import KULLBACK_LEIBLER, row_terms, tempered_gradient
+
+COMPILE_FROM_ELEMENTS = 2**24
+"""Rows times columns of one loss from which compiling pays: eager torch loses some 75 ms there on two CPU threads."""
+_SMALLEST_COMPILED = 2
+"""torch.compile treats sizes 0 and 1 as constants of their own; such tiles go the eager way instead of compiling again."""
+_compiler_failed = False
+
+
+@dataclass(frozen=True)
+class PointwiseSpec:
+    """The constants of a loss; one spec compiles once.
+
+    Attributes:
+        divergence, beta, temperature, kd_weight, ce_weight: as in `fused_kd_loss`; `ce_weight` 0.0 where there are no labels.
+        student_scale, student_softcap, teacher_scale, teacher_softcap: as in `Head`.
+        plain_is_shared: the student's log-sum-exp at temperature 1 over its whole vocabulary is the tempered one over the
+            shared ids, since the temperature is 1 and it has no other ids.
+        forward_kl, reverse_kl: which KLs the first walk must sum.
+    """
+
+    divergence: str
+    beta: float
+    temperature: float
+    kd_weight: float
+    ce_weight: float
+    student_scale: float
+    student_softcap: float | None
+    teacher_scale: float
+    teacher_softcap: float | None
+    plain_is_shared: bool
+    forward_kl: bool
+    reverse_kl: bool
+
+    @property
+    def needs_row_terms(self) -> bool:
+        """Whether value and row number take a walk of their own."""
+        return self.divergence not in KULLBACK_LEIBLER
+
+
+@dataclass(frozen=True)
+class TileKernels:
+    """The functions on one tile for one spec; see the functions of this module that build them."""
+
+    statistics: Callable
+    row_terms: Callable
+    gradient: Callable
+    student_head: Callable
+    teacher_head: Callable
+    surplus_statistics: Callable
+    surplus_gradient: Callable
+
+
+def tile_kernels(spec: PointwiseSpec, compiled: bool, block_elements: int) -> TileKernels:
+    """Return the kernels of `spec`, compiled or eager in blocks of `block_elements`.
+
+    Kernels compile on first use. Where no compiler works, a warning says so once and they run eagerly.
+    """
+    plain = _built(spec)
+    eager = [functools.partial(_in_row_blocks, function, block_elements=block_elements) for function in plain]
+    surplus = [
+        functools.partial(_in_row_blocks, function, block_elements=block_elements)
+        for function in (_surplus_statistics(spec), _surplus_gradient(spec))
+    ]
+    if not compiled:
+        return TileKernels(*eager, *surplus)
+    either = [functools.partial(_compiled_or_eager, *pair) for pair in zip(_compiled(spec), eager, strict=True)]
+    return TileKernels(*either, *surplus)
+
+
+def _built(spec: PointwiseSpec) -> tuple[Callable, ...]:
+    student_head = _head(spec.student_scale, spec.student_softcap)
+    teacher_head = _head(spec.teacher_scale, spec.teacher_softcap)
+    return _statistics(spec), _row_terms(spec), _gradient(spec), student_head, teacher_head
+
+
+@functools.lru_cache(maxsize=32)
+def _compiled(spec: PointwiseSpec) -> tuple[Callable, ...]:
+    return tuple(torch.compile(function, dynamic=True, fullgraph=True) for function in _built(spec))
+
+
+def _compiled_or_eager(compiled: Callable, eager: Callable, *arguments: Tensor | None) -> tuple[Tensor, ...]:
+    global _compiler_failed
+    if _compiler_failed or min(arguments[0].shape) < _SMALLEST_COMPILED:
+        return eager(*arguments)
+    try:
+        return compiled(*arguments)
+    except (torch._dynamo.exc.TorchDynamoException, torch._inductor.exc.InductorError) as error:
+        _compiler_failed = True
+        warnings.warn(
+            "torch.compile does not work here, so the pointwise part of the loss runs in eager torch: correct, but slower. "
+            f"A C++ compiler (CPU) or Triton (GPU) mends it. The reason: {str(error).strip().splitlines()[0]}",
+            stacklevel=2,
+        )
+        return eager(*arguments)
+
+
+def _in_row_blocks(function: Callable, *arguments: Tensor | None, block_elements: int) -> tuple[Tensor, ...]:
+    """Call `function` on blocks of rows, so that its temporaries stay small. Vectors of the columns come as [1, v]."""
+    rows, columns = arguments[0].shape
+    block = max(1, block_elements // max(columns, 1))
+    if rows <= block:
+        return function(*arguments)
+    results = []
+    for start in range(0, rows, block):
+        part = [a[start : start + block] if isinstance(a, Tensor) and a.shape[0] == rows else a for a in arguments]
+        results.append(function(*part))
+    return tuple(torch.cat(column) for column in zip(*results, strict=True))
+
+
+def _head_logits(product: Tensor, bias: Tensor | None, scale: float, softcap: float | None) -> Tensor:
+    """Turn matrix products [w, v] into logits, in place, and return them. `bias` is [1, v]."""
+    if bias is None and scale == 1.0 and softcap is None:
+        return product
+    logits = product if bias is None else product + bias
+    if scale != 1.0:
+        logits = logits * scale
+    if softcap is not None:
+        logits = softcap * torch.tanh(logits * (1.0 / softcap))
+    return product.copy_(logits)
+
+
+def _head(scale: float, softcap: float | None) -> Callable:
+    """Build `f(product [w, v], bias [1, v])`, which makes logits of matrix products in place."""
+
+    def head(product: Tensor, bias: Tensor | None) -> tuple[()]:
+        _head_logits(product, bias, scale, softcap)
+        return ()
+
+    return head
+
+
+def _finite_max(logits: Tensor) -> Tensor:
+    """Largest of each row [w, 1]; zero for a row of minus infinities, whose shifted exponentials are then zero."""
+    largest = logits.amax(-1, keepdim=True)
+    return torch.where(largest == float("-inf"), 0.0, largest)
+
+
+def _statistics(spec: PointwiseSpec) -> Callable:
+    """Build `f(student [w, v], teacher [w, v], student_bias, teacher_bias)`.
+
+    It returns student_lse, teacher_lse, student_lse_plain, forward_kl, reverse_kl, student_max, teacher_max, agreement: [w].
+    """
+    inverse = 1.0 / spec.temperature
+
+    def statistics(
+        student: Tensor, teacher: Tensor, student_bias: Tensor | None, teacher_bias: Tensor | None
+    ) -> tuple[Tensor, ...]:
+        student = _head_logits(student, student_bias, spec.student_scale, spec.student_softcap)
+        teacher = _head_logits(teacher, teacher_bias, spec.teacher_scale, spec.teacher_softcap)
+        u, w = student * inverse, teacher * inverse
+        u_max, w_max = _finite_max(u), _finite_max(w)
+        u, w = u - u_max, w - w_max
+        u_exp, w_exp = u.exp(), w.exp()
+        u_sum, w_sum = u_exp.sum(-1), w_exp.sum(-1)
+        u_log, w_log = u_sum.log(), w_sum.log()
+        zero = torch.zeros_like(u_sum)
+        forward = reverse = zero
+        if spec.forward_kl:
+            moment = torch.where(w_exp > 0, w_exp * (w - u), 0.0).sum(-1)
+            forward = torch.where(w_sum > 0, moment / w_sum - (w_log - u_log), 0.0)
+        if spec.reverse_kl:
+            moment = torch.where(u_exp > 0, u_exp * (u - w), 0.0).sum(-1)
+            reverse = torch.where(u_sum > 0, moment / u_sum - (u_log - w_log), 0.0)
+        agreement = torch.where((u == 0) & (w == 0), 1.0, 0.0).amax(-1)
+        u_max, w_max = u_max.squeeze(-1), w_max.squeeze(-1)
+        student_lse = u_max + u_log
+        if spec.temperature == 1.0:
+            plain_lse = student_lse
+        else:
+            plain_max = _finite_max(student)
+            plain_lse = plain_max.squeeze(-1) + (student - plain_max).exp().sum(-1).log()
+        return student_lse, w_max + w_log, plain_lse, forward, reverse, u_max, w_max, agreement.to(u_sum.dtype)
+
+    return statistics
+
+
+def _probabilities(spec: PointwiseSpec, student: Tensor, teacher: Tensor, student_lse: Tensor, teacher_lse: Tensor):
+    """p, q, log p, log q: [w, v] from logits and [w, 1] normalisers."""
+    inverse = 1.0 / spec.temperature
+    log_q, log_p = student * inverse - student_lse, teacher * inverse - teacher_lse
+    return log_p.exp(), log_q.exp(), log_p, log_q
+
+
+def _row_terms(spec: PointwiseSpec) -> Callable:
+    """Build `f(student, teacher, student_lse [w, 1], teacher_lse [w, 1])`; it returns value and row number, each [w]."""
+
+    def terms(student: Tensor, teacher: Tensor, student_lse: Tensor, teacher_lse: Tensor) -> tuple[Tensor, Tensor]:
+        p, q, log_p, log_q = _probabilities(spec, student, teacher, student_lse, teacher_lse)
+        value, number = row_terms(spec.divergence, p, q, log_p, log_q, spec.beta)
+        return value.sum(-1), number.sum(-1)
+
+    return terms
+
+
+def _gradient(spec: PointwiseSpec) -> Callable:
+    """Build `f(student, teacher, student_lse, teacher_lse, plain_lse, row_number, labels, columns, out)`.
+
+    It writes into `out` [w, v] the gradient of `kd_weight * temperature**2 * KD + ce_weight * CE` with respect to the matrix
+    product of the student. Row vectors are [w, 1], `labels` [w, 1] int32 counts from the tile's first column, `columns` is
+    [1, v] int32. `out` may be `student` itself.
+    """
+
+    def gradient(
+        student: Tensor, teacher: Tensor, student_lse: Tensor, teacher_lse: Tensor, plain_lse: Tensor, row_number: Tensor,
+        labels: Tensor | None, columns: Tensor | None, out: Tensor,
+    ) -> tuple[()]:  # fmt: skip
+        p, q, log_p, log_q = _probabilities(spec, student, teacher, student_lse, teacher_lse)
+        result = tempered_gradient(spec.divergence, p, q, log_p, log_q, spec.beta, row_number)
+        # temperature**2 of the loss, over the temperature that the logits were divided by
+        result = result * (spec.kd_weight * spec.temperature)
+        if labels is not None:
+            plain = q if spec.plain_is_shared else (student - plain_lse).exp()
+            result = result + spec.ce_weight * (plain - torch.where(labels == columns, 1.0, 0.0))
+        out.copy_(_through_head(result, student, spec))
+        return ()
+
+    return gradient
+
+
+def _through_head(gradient: Tensor, logits: Tensor, spec: PointwiseSpec) -> Tensor:
+    """Gradient of the matrix product from that of the student's logits."""
+    if spec.student_softcap is not None:
+        gradient = gradient * (1.0 - (logits * (1.0 / spec.student_softcap)).square())
+    if spec.student_scale != 1.0:
+        gradient = gradient * spec.student_scale
+    return gradient
+
+
+def _surplus_statistics(spec: PointwiseSpec) -> Callable:
+    """Build `f(product [w, v], bias, is_student)`: tempered and plain log-sum-exp [w] over ids that one model lacks."""
+
+    def statistics(product: Tensor, bias: Tensor | None, of_student: bool) -> tuple[Tensor, Tensor]:
+        scale = spec.student_scale if of_student else spec.teacher_scale
+        softcap = spec.student_softcap if of_student else spec.teacher_softcap
+        logits = _head_logits(product, bias, scale, softcap)
+        return torch.logsumexp(logits * (1.0 / spec.temperature), -1), torch.logsumexp(logits, -1)
+
+    return statistics
+
+
+def _surplus_gradient(spec: PointwiseSpec) -> Callable:
+    """Build `f(student, plain_lse, labels, columns, out)`: only cross-entropy reaches ids that the teacher lacks."""
+
+    def gradient(student: Tensor, plain_lse: Tensor, labels: Tensor, columns: Tensor, out: Tensor) -> tuple[()]:
+        result = spec.ce_weight * ((student - plain_lse).exp() - torch.where(labels == columns, 1.0, 0.0))
+        out.copy_(_through_head(result, student, spec))
+        return ()
+
+    return gradient

@@ -1,0 +1,208 @@
+"""How the fused loss cuts its work: the window of rows, the shard of the vocabulary, and which logits it keeps. No torch.
+
+The loss walks over windows of `window` rows. For each it computes the logits of both models shard by shard, reduces them to
+statistics of the rows, and then turns the logits into gradients. Logits that were kept since the first walk need no second
+matrix product; as many are kept as the memory budget allows, those of the wider model first, since they cost most to redo.
+
+Work is counted in floating point operations of matrix products. With everything kept it is `2 R V (3 H_s + H_t)`, as with full
+logits; with nothing kept `2 R V (4 H_s + 2 H_t)`, and one more for each further walk of the mixtures and of total variation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from disaggkd_cli.errors import UserError
+from disaggkd_cli.units import format_bytes
+
+STATISTICS = 11
+"""Numbers kept for each row and shard."""
+STATISTICS_SLOTS = 16
+"""Shards whose statistics wait before they are merged into one."""
+EAGER_TEMPORARIES = 14
+"""Buffers of a block's size that the eager pointwise part holds at once, counted generously."""
+_WINDOWS = (4096, 3072, 2048, 1536, 1024, 768, 512, 384, 256, 192, 128, 96, 64, 48, 32, 24, 16, 8, 4, 2, 1)
+_SHARDS = (32768, 16384, 8192, 4096, 2048, 1024, 512, 256, 128, 64, 32, 16)
+_ROW_VECTORS = 24
+
+
+@dataclass(frozen=True)
+class DeviceModel:
+    """What the cost model knows of a device.
+
+    Attributes:
+        flops: rate of matrix products, FLOP/s.
+        half_window: rows at which a window's matrix products run at half their rate (reading the head and adding to its
+            gradient cost the same for every window, however few its rows).
+        largest_tile: elements of a tile beyond which the products slow down.
+        largest_block: elements of a block of the eager pointwise part.
+        call_seconds: cost of the calls for one tile.
+    """
+
+    flops: float
+    half_window: float
+    largest_tile: int
+    largest_block: int
+    call_seconds: float
+
+
+DEVICES = {
+    # Fitted on 2 threads of an AMD EPYC with AVX-512 (`disaggkd bench loss` shows what became of it): products at windows of
+    # 1024, 512, 256, 128, 64 rows took 1.00, 1.02, 1.09, 1.18, 1.38 of the best time.
+    "cpu": DeviceModel(flops=2.0e11, half_window=24, largest_tile=2**20, largest_block=2**16, call_seconds=2e-4),
+    # Derived from an H200's datasheet (989 TFLOP/s bf16, 4.8 TB/s); not measured on a GPU.
+    "cuda": DeviceModel(flops=6.0e14, half_window=256, largest_tile=2**25, largest_block=2**23, call_seconds=6e-5),
+}
+
+
+@dataclass(frozen=True)
+class LossShape:
+    """The size of one loss, on one rank.
+
+    Attributes:
+        rows: rows that count.
+        shared, student_surplus, teacher_surplus: columns both models have, and those only one has.
+        student_width, teacher_width: H_s and H_t.
+        element_bytes: of logits and accumulators; 4, or 8 in float64.
+        student_copy_bytes, teacher_copy_bytes: bytes per element of a converted copy of head shard and hidden window; 0 where
+            the matrix product takes them as they are.
+        gradient_copy_bytes: bytes per element of the low-precision copy of a gradient tile; 0 where there is none.
+        hidden_copy: dH is accumulated in a buffer of the window's size instead of in place.
+        gathered: windows of hidden states are copies, since not every row counts.
+        weight_copy: dW's shard passes through a buffer before it is added.
+        gradients: False for evaluation.
+        weight_gradient, hidden_gradient: which gradients are wanted.
+        sweeps: walks over the logits after the first: 0 (KL, evaluation), 1, or 2 (mixtures and total variation).
+        compiled: the pointwise part is compiled and holds no temporaries.
+        device: key of DEVICES.
+    """
+
+    rows: int
+    shared: int
+    student_width: int
+    teacher_width: int
+    student_surplus: int = 0
+    teacher_surplus: int = 0
+    element_bytes: int = 4
+    student_copy_bytes: int = 0
+    teacher_copy_bytes: int = 0
+    gradient_copy_bytes: int = 0
+    hidden_copy: bool = False
+    gathered: bool = False
+    weight_copy: bool = False
+    gradients: bool = True
+    weight_gradient: bool = True
+    hidden_gradient: bool = True
+    sweeps: int = 1
+    compiled: bool = True
+    device: str = "cpu"
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """A way to cut the work.
+
+    Attributes:
+        window: rows.
+        shard: columns.
+        student_kept, teacher_kept: shards of a window whose logits stay for the later walks.
+        block: elements of a block of the eager pointwise part.
+        scratch_bytes: peak scratch beside inputs and gradients.
+        gemm_flops: work in matrix products.
+        seconds: the cost model's guess; only its order matters.
+    """
+
+    window: int
+    shard: int
+    student_kept: int
+    teacher_kept: int
+    block: int
+    scratch_bytes: int
+    gemm_flops: float
+    seconds: float
+
+
+def choose_tiling(shape: LossShape, memory_budget: int) -> Tiling:
+    """Return the cheapest tiling whose scratch stays within `memory_budget` bytes.
+
+    Raises:
+        UserError: not even the smallest tile fits; the message names the least budget that would do.
+    """
+    device = DEVICES[shape.device]
+    windows = sorted({_even(shape.rows, window) for window in _WINDOWS})
+    columns = max(shape.shared, shape.student_surplus, shape.teacher_surplus, 1)
+    shards = sorted({min(columns, shard) for shard in _SHARDS})
+    best: Tiling | None = None
+    least = float("inf")
+    for window in windows:
+        for shard in shards:
+            if window * shard > device.largest_tile and shard > shards[0]:
+                continue
+            tiling = _tiling(shape, device, window, shard, memory_budget)
+            least = min(least, tiling.scratch_bytes)
+            if tiling.scratch_bytes <= memory_budget and (best is None or tiling.seconds < best.seconds):
+                best = tiling
+    if best is None:
+        raise UserError(
+            f"memory_budget={format_bytes(memory_budget)} is too small for this loss: its smallest tile needs "
+            f"{format_bytes(least)}; raise loss.memory_budget to at least that"
+        )
+    return best
+
+
+def _even(rows: int, window: int) -> int:
+    """The smallest window that needs as many windows as `window` does: no short one at the end."""
+    count = max(1, -(-rows // window))
+    return max(1, -(-rows // count))
+
+
+def _tiling(shape: LossShape, device: DeviceModel, window: int, shard: int, memory_budget: int) -> Tiling:
+    element = shape.element_bytes
+    shards = -(-shape.shared // shard)
+    block = 0
+    if not shape.compiled or shape.student_surplus or shape.teacher_surplus:
+        affordable = max(1, memory_budget // (4 * EAGER_TEMPORARIES * element))
+        # A block is at least one row of a shard.
+        block = max(shard, min(device.largest_block, affordable, window * shard))
+    fixed = EAGER_TEMPORARIES * element * block
+    fixed += shard * max(shape.student_width * shape.student_copy_bytes, shape.teacher_width * shape.teacher_copy_bytes)
+    fixed += window * (shape.student_width * shape.student_copy_bytes + shape.teacher_width * shape.teacher_copy_bytes)
+    fixed += window * (shape.student_width + shape.teacher_width) * element if shape.gathered else 0
+    fixed += window * shard * shape.gradient_copy_bytes
+    fixed += window * shape.student_width * element if shape.hidden_copy and shape.hidden_gradient else 0
+    fixed += shard * shape.student_width * element if shape.weight_copy and shape.weight_gradient else 0
+    # Statistics wait in slots, and merging them holds about as much again.
+    fixed += window * element * (2 * STATISTICS * (min(shards + 1, STATISTICS_SLOTS) + 1) + _ROW_VECTORS)
+    tile = window * shard * element
+
+    kept = {"student": 0, "teacher": 0}
+    spare = memory_budget - fixed - 2 * tile
+    if shape.sweeps and spare >= 0:
+        sides = sorted(("student", "teacher"), key=lambda side: _width(shape, side), reverse=True)
+        for side in sides:
+            # A side that is kept whole needs no tile to recompute into.
+            if spare + tile >= shards * tile:
+                kept[side] = shards
+                spare -= (shards - 1) * tile
+            else:
+                kept[side] = int(max(0, spare // tile))
+                spare -= kept[side] * tile
+    slots = sum(shards if count == shards else count + 1 for count in kept.values())
+    scratch = fixed + max(slots, 2) * tile
+
+    share = {side: 1 - count / max(shards, 1) for side, count in kept.items()}
+    passes = shape.student_width + shape.teacher_width
+    passes += shape.sweeps * (share["student"] * shape.student_width + share["teacher"] * shape.teacher_width)
+    if shape.gradients:
+        passes += shape.student_width * (int(shape.hidden_gradient) + int(shape.weight_gradient))
+    flops = 2.0 * shape.rows * shape.shared * passes
+    surplus = shape.student_surplus * shape.student_width + shape.teacher_surplus * shape.teacher_width
+    flops += 2.0 * shape.rows * (surplus + (3 * shape.student_surplus * shape.student_width if shape.gradients else 0))
+    tiles = -(-shape.rows // window) * max(shards, 1)
+    slowdown = (1 + device.half_window / window) * (1 + device.half_window / shard)
+    seconds = flops / device.flops * slowdown + tiles * device.call_seconds * (1 + shape.sweeps)
+    return Tiling(window, shard, kept["student"], kept["teacher"], block, scratch, flops, seconds)
+
+
+def _width(shape: LossShape, side: str) -> int:
+    return shape.student_width if side == "student" else shape.teacher_width
