@@ -14,7 +14,7 @@ class DisaggkdError(Exception):
 
 
 class UserError(DisaggkdError):
-    """Something the user can mend: a config key, a file, a vocabulary, a busy port. The message names it and the mend."""
+    """What the user can mend: a config key, a file, a vocabulary, a busy port. The message names it and the mend."""
 
     exit_code = 2
 

@@ -131,9 +131,18 @@ def threads_for(config: Config, place: Place) -> int:
     return max(1, cores // place.local_size)
 
 
-def keep_to_loopback(config: Config) -> None:
-    """Bind gloo's listeners to the loopback interface, unless the config opens them or the user chose an interface."""
+def keep_to_loopback(config: Config, place: Place) -> None:
+    """Bind gloo's listeners to the loopback interface, unless the config opens them or the user chose an interface.
+
+    Raises:
+        UserError: when ranks run on several machines, which loopback cannot reach.
+    """
     if config.launch.bind == "loopback":
+        if place.size > place.local_size:
+            raise UserError(
+                f"launch.bind: loopback keeps every listener on its machine, but {place.size} ranks of the {place.role}"
+                f" run on several ({place.local_size} here); set launch.bind=all, or an address of the right network"
+            )
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
 

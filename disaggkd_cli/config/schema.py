@@ -138,7 +138,7 @@ class DataConfig:
     """The texts."""
 
     train: str = ""
-    """A file, a directory, a glob, or `builtin:pydoc` (English reference prose of Python's standard library). Required."""
+    """A file, a directory, a glob, or `builtin:pydoc` (reference prose of Python's standard library). Required."""
 
     eval: Any = 0.02
     """Held-out texts: a path like `train`, or the fraction of the training documents to hold out."""
@@ -153,7 +153,7 @@ class DataConfig:
     """auto packs several documents into a row where the models keep them apart; on insists, off never packs."""
 
     long_documents: str = "split"
-    """A document longer than sequence_length: split (text; goes on in the next sequence), drop (counted and said), error."""
+    """A document longer than sequence_length: split (goes on in the next sequence), drop (counted and said), error."""
 
     eval_sequences: int | None = None
     """Evaluate on at most this many held-out sequences; null means all of them."""
@@ -198,6 +198,9 @@ class TrainConfig:
 
     on_save_error: str = "stop"
     """A checkpoint that cannot be written: stop the run, or warn and go on with the previous one."""
+
+    stop_at: int | None = None
+    """Save and stop after this step as if interrupted (exit code 75); schedules still aim at `steps`."""
 
     adam_betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
     """AdamW's decay rates of the first and second moment."""

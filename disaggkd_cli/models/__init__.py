@@ -4,13 +4,14 @@ from disaggkd_cli.models.fingerprint import model_fingerprint
 from disaggkd_cli.models.head import backbone_of, head_of, head_semantics, hidden_states, verify_split
 from disaggkd_cli.models.layers import decoder_layers, student_from_layers
 from disaggkd_cli.models.load import ModelSource, load_causal_lm, load_config, load_head, resolve_source
-from disaggkd_cli.models.packing import packs_documents, verify_packing
+from disaggkd_cli.models.packing import decide_packing, packs_documents, verify_packing
 from disaggkd_cli.models.student import build_student
 
 __all__ = [
     "ModelSource",
     "backbone_of",
     "build_student",
+    "decide_packing",
     "decoder_layers",
     "head_of",
     "head_semantics",

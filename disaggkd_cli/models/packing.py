@@ -1,4 +1,4 @@
-"""May several documents share a row? Only where attention keeps them apart, which is decided by layer type and then proved."""
+"""May several documents share a row? Only where attention keeps them apart: decided by layer type, then proved."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from disaggkd_cli.config import Config
 from disaggkd_cli.errors import UserError
 from disaggkd_cli.models.head import hidden_states
+from disaggkd_cli.models.load import load_config, resolve_source
+from disaggkd_cli.models.student import student_source_config
 
 _LAYERS_THAT_SEPARATE = {"full_attention", "sliding_attention", "chunked_attention"}
 _FAMILIES_WITHOUT_POSITION_RESTART = {"gpt2", "gpt_neo", "opt", "bloom", "mpt", "mamba", "mamba2", "rwkv", "falcon_h1"}
@@ -27,6 +30,24 @@ def packs_documents(model_config: Any) -> tuple[bool, str]:
     if text.model_type in _FAMILIES_WITHOUT_POSITION_RESTART:
         return False, f"{text.model_type} does not separate documents by their positions"
     return True, f"{text.model_type} separates documents by their positions"
+
+
+def decide_packing(config: Config) -> tuple[bool, str]:
+    """Return whether a run packs documents into rows, and why (not), from `data.packing` and both models' kinds.
+
+    Every role decides it from the config alone, so that all agree without asking each other.
+
+    Raises:
+        UserError: when a model's configuration cannot be read.
+    """
+    if config.data.packing != "auto":
+        return config.data.packing == "on", f"data.packing={config.data.packing}"
+    teacher = resolve_source(config.teacher.model, trust_remote_code=config.teacher.trust_remote_code)
+    for model_config in (load_config(teacher, "teacher.model"), student_source_config(config)):
+        packs, reason = packs_documents(model_config)
+        if not packs:
+            return False, reason
+    return True, reason
 
 
 @torch.no_grad()

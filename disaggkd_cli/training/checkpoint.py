@@ -103,7 +103,7 @@ class Checkpointer:
         self.group = group
         self._finisher: threading.Thread | None = None
         self._error: BaseException | None = None
-        self.saved_step: int | None = None
+        self.started_step: int | None = None
 
     def save(self, module: nn.Module, optimizer: torch.optim.Optimizer, step: int, identity: dict[str, Any]) -> None:
         """Start writing the checkpoint after `step`; waits for the previous one first.
@@ -112,6 +112,7 @@ class Checkpointer:
             RunError: when the previous one, or the start of this one, failed.
         """
         self.wait()
+        self.started_step = None
         rank = dist.get_rank(self.group)
         aside = self.root / f".writing_step_{step:08d}"
         error: OSError | None = None
@@ -137,10 +138,10 @@ class Checkpointer:
                 if rank == 0:
                     _finish(aside, step_directory(self.root, step), step, identity)
                     _prune(self.root, self.keep)
-                self.saved_step = step
             except BaseException as failure:  # handed to the training thread by wait()
                 self._error = self._failure(step, failure)
 
+        self.started_step = step
         self._finisher = threading.Thread(target=finish, name="checkpoint", daemon=True)
         self._finisher.start()
 
@@ -156,6 +157,7 @@ class Checkpointer:
         self._finisher = None
         error, self._error = self._error, None
         if self._any_failed(error):
+            self.started_step = None
             raise error or RunError("the checkpoint could not be written on another student rank; see its log")
 
     def _any_failed(self, error: BaseException | None) -> bool:

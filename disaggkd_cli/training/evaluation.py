@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
 
 from disaggkd_cli.errors import RunError
 from disaggkd_cli.training.schedule import WorkPlan
-from disaggkd_cli.training.sources import HiddenStateSource
+from disaggkd_cli.training.sources import TeacherRows
 from disaggkd_cli.training.student_module import StudentModule
 
 
 @torch.no_grad()
 def evaluate(
-    module: StudentModule, source: HiddenStateSource, plan: WorkPlan, step: int, device: torch.device
+    module: StudentModule, take: Callable[[], TeacherRows], plan: WorkPlan, step: int, device: torch.device
 ) -> dict[str, float]:
     """Consume one evaluation from the stream and return its figures, over all ranks.
+
+    Args:
+        take: hands out the next item of the stream.
+        step: optimizer steps done, which the items must carry.
 
     Raises:
         RunError: when the stream has something else next.
@@ -25,7 +30,7 @@ def evaluate(
     module.eval()
     sums = torch.zeros(3, dtype=torch.float64)
     for _ in range(plan.eval_items):
-        rows = source.take()
+        rows = take()
         if not rows.item.evaluation or rows.item.step != step:
             raise RunError(f"the stream has step {rows.item.step} where the evaluation after step {step} was due")
         _, out = module(rows.item.batch.to(device), rows.hidden, plan.eval_rows, evaluation=True)

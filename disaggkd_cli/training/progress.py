@@ -20,19 +20,22 @@ class RunProgress:
 
     Args:
         steps: all optimizer steps of the run.
-        done: those already done.
         visible: False on ranks that show nothing.
     """
 
-    def __init__(self, steps: int, done: int, *, visible: bool) -> None:
+    def __init__(self, steps: int, *, visible: bool) -> None:
         self.console = Console(stderr=True, quiet=not visible)
         self._steps = steps
         self._started = time.monotonic()
-        self._first = done
+        self._first = 0
         self._last_line = 0.0
         self._bar: Progress | None = None
-        self._terminal = visible and self.console.is_terminal
-        if self._terminal:
+
+    def start(self, done: int) -> None:
+        """Begin to count, `done` steps being done already; on a terminal a bar appears."""
+        self._started = time.monotonic()
+        self._first = done
+        if self.console.is_terminal and not self.console.quiet:
             self._bar = Progress(
                 TextColumn("distilling"),
                 BarColumn(bar_width=None),
@@ -43,7 +46,7 @@ class RunProgress:
                 TimeRemainingColumn(),
                 console=self.console,
             )
-            self._task = self._bar.add_task("distilling", total=steps, completed=done, figures="")
+            self._task = self._bar.add_task("distilling", total=self._steps, completed=done, figures="")
             self._bar.start()
 
     def say(self, text: str) -> None:

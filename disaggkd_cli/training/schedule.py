@@ -39,6 +39,7 @@ class WorkItem:
         step: the optimizer step it belongs to; evaluation after step s carries s.
         batch: the micro-batch.
         supervised_rows: rows that count in the whole optimizer step over all ranks, the loss's normaliser.
+        tokens: tokens of this micro-batch, padding not counted.
     """
 
     request_id: int
@@ -46,6 +47,7 @@ class WorkItem:
     step: int
     batch: MicroBatch
     supervised_rows: int
+    tokens: int
 
 
 @dataclass(frozen=True)
@@ -115,8 +117,9 @@ class WorkPlan:
         per_micro = config.train.micro_batch_sequences
         for micro in range(config.train.accumulation):
             start = (micro * config.student.ranks + self.rank) * per_micro
-            batch = collate([self.train.sequence(int(i)) for i in indices[start : start + per_micro]], self.pad_id)
-            yield WorkItem(request_id + micro, False, step, batch, rows)
+            sequences = [self.train.sequence(int(index)) for index in indices[start : start + per_micro]]
+            batch = collate(sequences, self.pad_id)
+            yield WorkItem(request_id + micro, False, step, batch, rows, sum(map(len, sequences)))
 
     def _evaluation(self, step: int, request_id: int) -> Iterator[WorkItem]:
         config = self.config
@@ -124,8 +127,7 @@ class WorkPlan:
         for number in range(self.eval_items):
             start = (number * config.student.ranks + self.rank) * per_micro
             chosen = range(start, min(start + per_micro, self.eval_sequences))
-            if chosen:
-                batch = collate([self.evaluation.sequence(i) for i in chosen], self.pad_id)
-            else:
-                batch = empty_micro_batch(1, 8, self.pad_id)
-            yield WorkItem(request_id + number, True, step, batch, self.eval_rows)
+            sequences = [self.evaluation.sequence(index) for index in chosen]
+            # A rank with nothing left still takes part: FSDP gathers weights from all ranks at each forward.
+            batch = collate(sequences, self.pad_id) if sequences else empty_micro_batch(1, 8, self.pad_id)
+            yield WorkItem(request_id + number, True, step, batch, self.eval_rows, sum(map(len, sequences)))

@@ -36,12 +36,12 @@ class TeacherRows:
 
 @dataclass
 class SourceFigures:
-    """What a source tells the metrics: totals since the start of this process.
+    """What a source tells the metrics of the steps since it was last asked.
 
     Attributes:
         received_bytes: payload bytes that came over links.
-        ring_fill: slots ready and waiting when the trainer last asked.
-        teachers: by teacher, its share of the requests and of idle time.
+        ring_fill: mean share of the ring's slots that lay ready when the trainer came to take one.
+        teachers: by teacher, totals so far: requests, bytes, idle share, linked or not.
     """
 
     received_bytes: int = 0
@@ -56,7 +56,7 @@ class HiddenStateSource(Protocol):
         """Return the next item; raises when no teacher can answer any more."""
 
     def figures(self) -> SourceFigures:
-        """Return totals so far."""
+        """Return the figures since the last call."""
 
     def close(self) -> None:
         """Stop prefetching and let go of every peer."""
@@ -126,9 +126,9 @@ class RemoteSource:
         return TeacherRows(item, lease.hidden.to(self._device), lease.stall_seconds, lease.release)
 
     def figures(self) -> SourceFigures:
-        """Totals of the ring."""
+        """The ring's figures since the last call."""
         stats = self._ring.stats()
-        return SourceFigures(stats.received_bytes, stats.ring_fill, stats.teachers)
+        return SourceFigures(stats["received_bytes"], stats["ring_fill"], stats["teachers"])
 
     def close(self) -> None:
         """Close the ring and its links."""

@@ -124,11 +124,6 @@ def fsdp_units(module: nn.Module) -> list[FSDPModule]:
     return [unit for unit in module.modules() if isinstance(unit, FSDPModule)]
 
 
-def set_gradient_reduction(module: nn.Module, enabled: bool) -> None:
-    """Reduce gradients at the next backward, or keep adding them up locally (all but the last micro-batch)."""
-    module.set_requires_gradient_sync(enabled)
-
-
 def student_mesh(device_type: str, timeout_group: dist.ProcessGroup) -> DeviceMesh:
     """Return the one-dimensional mesh over all student ranks."""
     ranks = list(range(dist.get_world_size()))

@@ -1,0 +1,91 @@
+"""The command line: parse, call, print. Nothing heavy is imported before a command needs it."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from disaggkd_cli import __version__
+from disaggkd_cli.errors import DisaggkdError
+
+app = typer.Typer(
+    name="disaggkd",
+    help="Distil a large causal language model into a small one, with the teacher on ranks of its own.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+ConfigPath = Annotated[str, typer.Argument(metavar="CONFIG", help="YAML file that describes the run.")]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Dotted overrides, such as train.steps=20.")
+]
+PrintConfig = Annotated[bool, typer.Option("--print-config", help="Print the resolved config as YAML and stop.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything, print the ranks and roles, and stop.")]
+Resume = Annotated[
+    str, typer.Option(metavar="auto|never|PATH", help="Go on from the newest valid checkpoint, or from this one.")
+]
+Restarts = Annotated[int, typer.Option(min=0, help="How often the student, and each teacher, may be started again.")]
+
+
+@app.callback(invoke_without_command=True)
+def _main(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False,
+) -> None:
+    if version:
+        print(__version__)
+        raise typer.Exit
+
+
+@app.command()
+def run(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    resume: Resume = "never",
+    restarts: Restarts = 3,
+    print_config: PrintConfig = False,
+    dry_run: DryRun = False,
+) -> None:
+    """The whole job. Started bare it spawns the ranks on this machine; under torchrun or SLURM it takes its role."""
+    from disaggkd_cli.jobs import run_job
+
+    raise typer.Exit(run_job("run", config, overrides or [], resume, restarts, print_config, dry_run))
+
+
+@app.command()
+def student(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    resume: Resume = "never",
+    restarts: Restarts = 3,
+    print_config: PrintConfig = False,
+    dry_run: DryRun = False,
+) -> None:
+    """The student as a job of its own: waits for teachers at launch.rendezvous, and survives losing them."""
+    from disaggkd_cli.jobs import run_job
+
+    raise typer.Exit(run_job("student", config, overrides or [], resume, restarts, print_config, dry_run))
+
+
+@app.command()
+def teacher(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    print_config: PrintConfig = False,
+    dry_run: DryRun = False,
+) -> None:
+    """One teacher replica as a job of its own: joins the student at launch.rendezvous; may come and go."""
+    from disaggkd_cli.jobs import run_job
+
+    raise typer.Exit(run_job("teacher", config, overrides or [], "never", 0, print_config, dry_run))
+
+
+def main() -> None:
+    """Run the command line; errors meant for a person become one message and their exit code."""
+    try:
+        app()
+    except DisaggkdError as error:
+        print(f"disaggkd: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)

@@ -1,0 +1,133 @@
+"""What `run`, `student` and `teacher` do once their command line is parsed."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from disaggkd_cli.config import Config, load, to_yaml
+from disaggkd_cli.errors import DisaggkdError, UserError
+from disaggkd_cli.launch import STUDENT, TEACHER, Place, find_place, threads_for, under_launcher
+from disaggkd_cli.supervise import places, supervise
+from disaggkd_cli.training.run_directory import RunDirectory, Status, prepare, read_status
+
+
+def run_job(
+    command: str,
+    path: str,
+    overrides: Sequence[str],
+    resume: str,
+    restarts: int,
+    print_config: bool,
+    dry_run: bool,
+) -> int:
+    """Run one command to its end and return its exit code.
+
+    Raises:
+        DisaggkdError: with the exit code and the message for a person.
+    """
+    config = load(path, overrides, running=not print_config)
+    if print_config:
+        sys.stdout.write(to_yaml(config))
+        return 0
+    _check_command(command, config, resume)
+    if dry_run:
+        _print_places(config, command)
+        return 0
+    if under_launcher() is None and command != TEACHER:
+        return _supervised(command, config, [path, *overrides], resume, restarts)
+    return _one_rank(command, config, resume)
+
+
+def _check_command(command: str, config: Config, resume: str) -> None:
+    if command in (STUDENT, TEACHER) and config.mode == "colocated":
+        raise UserError(f"mode: colocated runs have no separate {command}; use `disaggkd run`, or mode=disaggregated")
+    bare = under_launcher() is None
+    if bare and command in (STUDENT, TEACHER) and not config.launch.rendezvous:
+        raise UserError(
+            f"launch.rendezvous: `disaggkd {command}` meets the other side there; add launch.rendezvous=HOST:PORT"
+        )
+    if resume not in ("auto", "never") and not Path(resume).expanduser().is_dir():
+        raise UserError(f"--resume {resume}: is no checkpoint directory; give auto, never, or a directory step_…")
+
+
+def _roles(command: str) -> tuple[str, ...]:
+    return {"run": (STUDENT, TEACHER), STUDENT: (STUDENT,), TEACHER: (TEACHER,)}[command]
+
+
+def _supervised(command: str, config: Config, arguments: list[str], resume: str, restarts: int) -> int:
+    directory = prepare(config.run_dir, to_yaml(config), resume=resume != "never")
+    try:
+        code = supervise(config, _roles(command), arguments, directory, resume=resume, restarts=restarts)
+    except DisaggkdError as error:
+        _record_failure(directory, error)
+        raise
+    if code == 75:
+        status = read_status(directory)
+        print(f"disaggkd: {status.reason if status else 'stopped and saved'}", file=sys.stderr)
+    return code
+
+
+def _record_failure(directory: RunDirectory, error: DisaggkdError) -> None:
+    """A rank that was killed could not say how it ended; its supervisor says it."""
+    status = read_status(directory) or Status("failed")
+    if status.state in ("running", "failed"):
+        status.state, status.exit_code, status.reason = "failed", error.exit_code, str(error)
+        status.resumable = status.resumable or any(directory.checkpoints.glob("step_*"))
+        status.write(directory)
+
+
+def _one_rank(command: str, config: Config, resume: str) -> int:
+    place = find_place(config, command)
+    try:
+        if place.role == TEACHER:
+            return _teach(config, place)
+        directory = RunDirectory(Path(config.run_dir).expanduser())
+        if place.rank == 0 and place.launcher != "disaggkd":
+            directory = prepare(config.run_dir, to_yaml(config), resume=resume != "never" or place.attempt > 0)
+        from disaggkd_cli.student import run_student
+
+        run_student(config, place, directory, "auto" if place.attempt > 0 else resume)
+    except DisaggkdError as error:
+        _log_end(place, error)
+        if place.launcher == "disaggkd" and error.exit_code == 75:
+            return 75  # the supervisor says it, once
+        raise
+    return 0
+
+
+def _teach(config: Config, place: Place) -> int:
+    directory = None
+    if place.launcher != "single":
+        directory = RunDirectory(Path(config.run_dir).expanduser())
+    from disaggkd_cli.teacher import run_teacher
+
+    run_teacher(config, place, directory)
+    return 0
+
+
+def _log_end(place: Place, error: DisaggkdError) -> None:
+    logging.getLogger("disaggkd").error("%s ends: %s", place.name, error)
+
+
+def _print_places(config: Config, command: str) -> None:
+    """Print what would be started, rank by rank."""
+    endpoint = config.launch.rendezvous or "127.0.0.1 (a free port)"
+    found = (
+        [Place(TEACHER, endpoint=endpoint)]
+        if command == TEACHER
+        else places(config, _roles(command), endpoint, None)
+    )
+    print(f"config is sound; mode {config.mode}, run_dir {config.run_dir}, meeting at {endpoint}")
+    print(
+        f"global batch {config.global_batch_sequences} sequences = {config.student.ranks} student ranks x "
+        f"{config.train.micro_batch_sequences} sequences x {config.train.accumulation} micro-batches; "
+        f"{config.train.steps} steps"
+    )
+    for place in found:
+        model = config.teacher.model if place.role == TEACHER else config.student.model or "see student section"
+        print(f"  {place.name:12} threads {threads_for(config, place)}  model {model}")
+    print(f"this process: {os.getpid()}, nothing was started")

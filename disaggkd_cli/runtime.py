@@ -1,0 +1,105 @@
+"""What every rank sets up before it works: threads, device, log file, signals, process group."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from disaggkd_cli.config import Config
+from disaggkd_cli.errors import UserError
+from disaggkd_cli.launch import Place, keep_to_loopback, threads_for
+from disaggkd_cli.training.run_directory import RunDirectory
+from disaggkd_cli.transport import open_store
+
+logger = logging.getLogger("disaggkd")
+
+
+def set_up(config: Config, place: Place, directory: RunDirectory | None) -> torch.device:
+    """Set threads and interfaces, open this rank's log, and return the device that it computes on.
+
+    Raises:
+        UserError: when `launch.device=cuda` and there is no GPU for this rank.
+    """
+    keep_to_loopback(config, place)
+    open_log(place, directory)
+    threads = threads_for(config, place)
+    torch.set_num_threads(threads)
+    device = _device(config, place)
+    logger.info("%s: process %d, %d threads, device %s", place.name, os.getpid(), threads, device)
+    return device
+
+
+def _device(config: Config, place: Place) -> torch.device:
+    wanted = config.launch.device
+    if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise UserError("launch.device: cuda is asked for, but torch sees no GPU here; use auto or cpu")
+    device = torch.device("cuda", place.local_rank % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
+def open_log(place: Place, directory: RunDirectory | None) -> None:
+    """Send this rank's log to `logs/<role>_<rank>.log`, or to stderr where there is no run directory."""
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    handler: logging.Handler = logging.StreamHandler(sys.stderr)
+    if directory is not None:
+        directory.logs.mkdir(parents=True, exist_ok=True)
+        handler = logging.FileHandler(log_path(directory, place), encoding="utf-8")
+    formatter = logging.Formatter(f"%(asctime)s [{place.name}] %(message)s")
+    formatter.converter = time.localtime
+    handler.setFormatter(formatter)
+    logger.handlers[:] = [handler]
+
+
+def log_path(directory: RunDirectory, place: Place):
+    """Return the log file of one rank."""
+    return directory.logs / f"{place.name.replace(' ', '_')}.log"
+
+
+def meet(config: Config, place: Place, *, timeout: float) -> dist.Store:
+    """Return the store where all ranks of the run meet, serving it when this process is the one to.
+
+    Raises:
+        UserError: the port is taken, or there is nowhere to meet.
+        RunError: nobody serves it within `timeout` seconds.
+    """
+    endpoint = place.endpoint
+    if endpoint is None:
+        if config.mode == "disaggregated":
+            raise UserError(
+                "launch.rendezvous: teachers and students started apart need a place to meet; set it to host:port"
+            )
+        endpoint = "127.0.0.1:0"
+    store = open_store(endpoint, host_it=place.hosts_store, listen_fd=place.listen_fd, timeout=timeout)
+    if place.launcher in ("torchrun", "slurm"):
+        # The launcher's store outlives a restart of all ranks; what they left in it must not be met again.
+        return dist.PrefixStore(f"attempt/{place.attempt}", store)
+    return store
+
+
+def init_group(config: Config, place: Place, store: dist.Store, device: torch.device) -> dist.ProcessGroup:
+    """Form the default process group of this process's own role and return it.
+
+    A rank may wait for another one that waits for a teacher, so the group's timeout lies above `teacher_wait`.
+    """
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    if device.type == "cuda":
+        backend = "cpu:gloo,cuda:nccl"
+    prefix = f"world/{place.role}{place.replica if place.role == 'teacher' else ''}/{place.attempt}"
+    dist.init_process_group(
+        backend,
+        store=dist.PrefixStore(prefix, store),
+        rank=place.rank,
+        world_size=place.size,
+        timeout=timedelta(seconds=config.transport.teacher_wait + config.transport.timeout + 300),
+    )
+    return dist.group.WORLD

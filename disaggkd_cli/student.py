@@ -1,0 +1,142 @@
+"""One student rank: build everything, train, export. It owns the data order and all resume state."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from disaggkd_cli.config import Config
+from disaggkd_cli.errors import DisaggkdError, SavedAndResumable
+from disaggkd_cli.launch import Place, threads_for
+from disaggkd_cli.runtime import init_group, logger, meet, set_up
+from disaggkd_cli.training.build import build_module, build_parts, open_source
+from disaggkd_cli.training.checkpoint import Checkpointer, load_training_state
+from disaggkd_cli.training.export import export_student
+from disaggkd_cli.training.loop import Training, train
+from disaggkd_cli.training.metrics import MetricsLog, read_metrics
+from disaggkd_cli.training.process import StopSignals
+from disaggkd_cli.training.progress import RunProgress
+from disaggkd_cli.training.resume import choose_checkpoint
+from disaggkd_cli.training.run_directory import RunDirectory, Status, write_environment
+from disaggkd_cli.training.schedule import WorkPlan
+from disaggkd_cli.transport import StopReason
+
+
+def run_student(config: Config, place: Place, directory: RunDirectory, resume: str) -> None:
+    """Train this rank of the student to the end, export it, and record how it ended in `status.json`.
+
+    Args:
+        config: the run, checked.
+        place: this rank's place.
+        directory: where the run leaves everything; prepared.
+        resume: `never`, `auto`, or the path of a checkpoint.
+
+    Raises:
+        UserError, RunError, SavedAndResumable: see `errors`; the message is meant for a person.
+    """
+    status = Status("running")
+    leader = place.rank == 0
+
+    def record() -> None:
+        if leader:
+            status.write(directory)
+
+    record()
+    try:
+        _run(config, place, directory, resume, status, record)
+        status.state, status.exit_code, status.reason = "finished", 0, "all steps done"
+    except SavedAndResumable as stop:
+        status.state, status.exit_code, status.reason, status.resumable = "stopped", stop.exit_code, str(stop), True
+        raise
+    except DisaggkdError as error:
+        status.state, status.exit_code, status.reason = "failed", error.exit_code, str(error)
+        raise
+    except BaseException as error:
+        status.state, status.exit_code, status.reason = "failed", 1, f"{type(error).__name__}: {error}"
+        raise
+    finally:
+        record()
+
+
+def _run(
+    config: Config, place: Place, directory: RunDirectory, resume: str, status: Status, record: Callable[[], None]
+) -> None:
+    signals = StopSignals()
+    device = set_up(config, place, directory)
+    store = meet(config, place, timeout=config.transport.timeout)
+    init_group(config, place, store, device)
+    leader = place.rank == 0
+    progress = RunProgress(config.train.steps, visible=leader)
+
+    def say(line: str) -> None:
+        logger.info(line)
+        progress.say(line)
+
+    parts = build_parts(config, say)
+    module, optimizer = build_module(config, parts, device, say)
+    checkpoint = choose_checkpoint(directory.checkpoints, resume, parts.identity, say)
+    checkpointer = Checkpointer(directory.checkpoints, config.train.keep_checkpoints, dist.new_group(backend="gloo"))
+    done = 0
+    if checkpoint is not None:
+        load_training_state(checkpoint, module, optimizer, checkpointer.group)
+        done = checkpoint.step
+        checkpointer.started_step = done
+        say(f"resuming after step {done} from {checkpoint.directory}")
+    status.last_step, status.resumable = done, checkpoint is not None
+    record()
+    evaluations = _recorded_evaluations(directory, done)
+    metrics = None
+    if leader:
+        write_environment(directory, _versions(), _placement(config, place, device))
+        metrics = MetricsLog(directory, done)
+    plan = WorkPlan(config, parts.splits.train, parts.splits.evaluation, place.rank, parts.pad_id)
+    source, pool = open_source(config, parts, place.rank, store, device, plan.items(done), say)
+    run = Training(
+        config, module, optimizer, plan, source, checkpointer, parts.identity, device, signals, progress, metrics,
+        evaluations.__setitem__, done,
+    )  # fmt: skip
+    reason = StopReason.STOPPED
+    progress.start(done)
+    try:
+        train(run)
+        reason = StopReason.FINISHED
+    finally:
+        status.last_step = run.done
+        progress.close()
+        source.close()
+        if pool is not None:
+            pool.close(reason)
+        if metrics is not None:
+            metrics.close()
+    export_student(module.model, parts.tokenizer, directory.export, torch.float32)
+    if evaluations:
+        progress.before_and_after(evaluations[min(evaluations)], evaluations[max(evaluations)])
+    say(f"the student lies in {directory.export}")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _recorded_evaluations(directory: RunDirectory, done: int) -> dict[int, dict[str, float]]:
+    lines = read_metrics(directory.metrics)
+    return {line["step"]: line for line in lines if "eval_kd" in line and line["step"] <= done and done > 0}
+
+
+def _versions() -> dict[str, str]:
+    return {name: version(name) for name in ("torch", "transformers", "datasets", "safetensors", "omegaconf")}
+
+
+def _placement(config: Config, place: Place, device: torch.device) -> dict[str, Any]:
+    return {
+        "launcher": place.launcher,
+        "attempt": place.attempt,
+        "student_ranks": config.student.ranks,
+        "teacher_ranks": config.teacher_ranks,
+        "device": str(device),
+        "threads_per_rank": threads_for(config, place),
+        "process": os.getpid(),
+    }

@@ -1,0 +1,289 @@
+"""Start the ranks of a run on this machine and look after them, each role on its own.
+
+A dead teacher is started again while the student goes on. A dead student rank takes the other student ranks with it, and
+all of them start again from the newest valid checkpoint; teachers stay. The student's exit code is passed on.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from disaggkd_cli.config import Config
+from disaggkd_cli.errors import RunError, UserError
+from disaggkd_cli.launch import STUDENT, TEACHER, Place, child_environment
+from disaggkd_cli.training.run_directory import RunDirectory
+
+_POLL_SECONDS = 0.1
+_STOP_SECONDS = 120.0
+"""How long a stopping student may take to save before it is killed."""
+_FAREWELL_SECONDS = 15.0
+"""How long teachers may take to end once the student has."""
+_USER_ERROR, _RESUMABLE = 2, 75
+
+
+@dataclass
+class Child:
+    """A running rank."""
+
+    place: Place
+    process: subprocess.Popen
+    output: Path | None
+    restarts: int = 0
+
+
+def places(config: Config, roles: Sequence[str], endpoint: str, listen_fd: int | None) -> list[Place]:
+    """Return every rank that a bare start runs on this machine."""
+    ranks = config.student.ranks if STUDENT in roles else 0
+    teachers = config.teacher_ranks if TEACHER in roles else 0
+    local = ranks + teachers
+    found = [
+        Place(
+            STUDENT, rank, ranks, 0, rank, local, endpoint, rank == 0, listen_fd if rank == 0 else None, 0, "disaggkd"
+        )
+        for rank in range(ranks)
+    ]
+    per_replica = config.teacher.ranks_per_replica
+    for number in range(teachers):
+        replica, within = divmod(number, per_replica)
+        found.append(
+            Place(TEACHER, within, per_replica, replica, ranks + number, local, endpoint, launcher="disaggkd")
+        )
+    return found
+
+
+def supervise(
+    config: Config,
+    roles: Sequence[str],
+    arguments: Sequence[str],
+    directory: RunDirectory,
+    *,
+    resume: str,
+    restarts: int,
+) -> int:
+    """Run the ranks of `roles` to their end and return the exit code of the run.
+
+    Args:
+        config: the run, checked; `directory` is prepared.
+        roles: `student`, `teacher` or both.
+        arguments: the config path and overrides, for the children's command lines.
+        resume: what the student's first attempt gets as `--resume`.
+        restarts: how often the student, and each teacher, may be started again.
+
+    Raises:
+        UserError: the rendezvous port is taken.
+        RunError: ranks kept dying.
+    """
+    listener = _listener(config)
+    try:
+        endpoint = "{}:{}".format(*listener.getsockname()[:2])
+        return _Supervisor(config, arguments, directory, resume, restarts).run(
+            places(config, roles, endpoint, listener.fileno())
+        )
+    finally:
+        listener.close()
+
+
+def _listener(config: Config) -> socket.socket:
+    """Listen where the ranks will meet. The socket outlives a student that dies, so the port stays ours."""
+    host, port = "127.0.0.1", 0
+    if config.launch.rendezvous:
+        host, _, number = config.launch.rendezvous.rpartition(":")
+        port = int(number)
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(1024)
+    except OSError as error:
+        listener.close()
+        raise UserError(
+            f"launch.rendezvous: cannot listen on {host}:{port} ({error.strerror or error}); choose a free port"
+        ) from None
+    return listener
+
+
+class _Supervisor:
+    def __init__(
+        self, config: Config, arguments: Sequence[str], directory: RunDirectory, resume: str, restarts: int
+    ) -> None:
+        self.config = config
+        self.arguments = list(arguments)
+        self.directory = directory
+        self.resume = resume
+        self.restarts = restarts
+        self.attempt = 0
+        self.signals = 0
+        self.children: list[Child] = []
+
+    def run(self, every: list[Place]) -> int:
+        previous = {number: signal.signal(number, self._on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
+        previous[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, self._on_signal)
+        try:
+            self.children = [self._start(place) for place in every]
+            return self._watch()
+        finally:
+            self._kill(self.children)
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+    def _start(self, place: Place, restarts: int = 0) -> Child:
+        command = [sys.executable, "-m", "disaggkd_cli", place.role, *self.arguments]
+        if place.role == STUDENT:
+            command += ["--resume", self.resume if place.attempt == 0 else "auto"]
+        shown = place.role == STUDENT and place.rank == 0
+        output = None if shown else self.directory.logs / f"{place.name.replace(' ', '_')}.out"
+        stream = None if output is None else output.open("ab")
+        try:
+            process = subprocess.Popen(
+                command,
+                env=child_environment(place, os.environ),
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=stream,
+                start_new_session=True,
+                pass_fds=() if place.listen_fd is None else (place.listen_fd,),
+                preexec_fn=_die_with_parent,
+            )
+        finally:
+            if stream is not None:
+                stream.close()
+        return Child(place, process, output, restarts)
+
+    def _watch(self) -> int:
+        while True:
+            students = [child for child in self.children if child.place.role == STUDENT]
+            codes = [child.process.poll() for child in students]
+            ended = [code for code in codes if code is not None]
+            bad = [code for code in ended if code not in (0, _RESUMABLE)]
+            if bad:
+                code = self._student_died(students)
+                if code is not None:
+                    return code
+            elif students and len(ended) == len(students):
+                self._farewell()
+                return _RESUMABLE if _RESUMABLE in codes else 0
+            self._look_after_teachers(bool(students))
+            if not students and all(child.process.poll() is not None for child in self.children):
+                return max(child.process.poll() for child in self.children)
+            time.sleep(_POLL_SECONDS)
+
+    def _student_died(self, students: list[Child]) -> int | None:
+        """Start all student ranks again, or return the exit code when that is no use."""
+        deadline = time.monotonic() + 3.0
+        while time.monotonic() < deadline and any(child.process.poll() is None for child in students):
+            time.sleep(_POLL_SECONDS)  # those that know why end by themselves, and say so
+        first = next(child for child in students if child.process.poll() not in (None, 0, _RESUMABLE))
+        known = [child.process.poll() for child in students]
+        self._kill(students)
+        if _USER_ERROR in known:
+            self._show(students, _USER_ERROR)
+            return _USER_ERROR
+        if self.signals or self.attempt >= self.restarts:
+            self._show(students, 1)
+            said = f"{first.place.name} {_ending(first.process.returncode)}"
+            if self.attempt:
+                said += f"; gave up after {self.attempt} restarts (--restarts {self.restarts})"
+            raise RunError(f"{said}; its log: {self.directory.logs}")
+        self.attempt += 1
+        _say(
+            f"{first.place.name} {_ending(first.process.returncode)}; starting the student again from its newest valid "
+            f"checkpoint (restart {self.attempt} of {self.restarts})"
+        )
+        for child in students:
+            self.children.remove(child)
+            self.children.append(self._start(replace(child.place, attempt=self.attempt)))
+        return None
+
+    def _look_after_teachers(self, with_students: bool) -> None:
+        for child in [child for child in self.children if child.place.role == TEACHER]:
+            code = child.process.poll()
+            if code is None or not with_students or self.signals:
+                continue
+            self.children.remove(child)
+            if code == _USER_ERROR:
+                raise UserError(f"{child.place.name} could not start:\n{_tail(child.output)}")
+            if child.restarts >= self.restarts:
+                _say(
+                    f"{child.place.name} {_ending(code)} and was started {child.restarts} times already "
+                    f"(--restarts {self.restarts}); going on without it. {_tail(child.output, 1)}"
+                )
+                continue
+            if code != 0:
+                _say(f"{child.place.name} {_ending(code)}; starting it again")
+            self.children.append(self._start(child.place, child.restarts + 1))
+
+    def _farewell(self) -> None:
+        """Give teachers, which learn of the student's end from the student, time to go by themselves."""
+        deadline = time.monotonic() + _FAREWELL_SECONDS
+        while time.monotonic() < deadline and any(child.process.poll() is None for child in self.children):
+            time.sleep(_POLL_SECONDS)
+
+    def _on_signal(self, number: int, frame: object) -> None:
+        self.signals += 1
+        students = [child for child in self.children if child.place.role == STUDENT]
+        if self.signals == 1 and students:
+            _say(f"{signal.Signals(number).name}: saving and stopping (once more to quit at once)")
+            for child in students:
+                _send(child, signal.SIGTERM)
+            self._deadline(time.monotonic() + _STOP_SECONDS)
+            return
+        self._kill(self.children)
+        os._exit(128 + number)
+
+    def _deadline(self, when: float) -> None:
+        signal.signal(signal.SIGALRM, lambda *_: self._kill(self.children))
+        signal.alarm(max(1, int(when - time.monotonic())))
+
+    def _kill(self, children: Sequence[Child]) -> None:
+        for child in children:
+            _send(child, signal.SIGKILL)
+        for child in children:
+            child.process.wait()
+
+    def _show(self, children: Sequence[Child], code: int) -> None:
+        """Print the last words of ranks whose output went to a file, unless student 0 spoke for them on the terminal."""
+        if any(child.output is None and child.process.returncode == code for child in children):
+            return
+        for child in children:
+            if child.output is not None and child.process.returncode == code:
+                _say(f"{child.place.name}: {_tail(child.output)}")
+                return
+
+
+def _send(child: Child, number: signal.Signals) -> None:
+    if child.process.poll() is None:
+        try:
+            os.killpg(child.process.pid, number)
+        except ProcessLookupError:
+            child.process.poll()
+
+
+def _die_with_parent() -> None:
+    """Ask Linux to end this child when the supervisor dies, whatever kills it."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+def _ending(code: int) -> str:
+    if code < 0:
+        return f"was killed by {signal.Signals(-code).name}"
+    return f"ended with exit code {code}"
+
+
+def _tail(path: Path | None, lines: int = 12) -> str:
+    if path is None or not path.exists():
+        return ""
+    return "\n".join(path.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-lines:])
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

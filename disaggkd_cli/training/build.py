@@ -1,0 +1,179 @@
+"""Build what a student rank trains with, from the config: models, texts, the sharded module, the source."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from disaggkd_cli.config import Config
+from disaggkd_cli.data import Splits, compare_vocabularies, load_splits, load_tokenizer, tokenizer_fingerprint
+from disaggkd_cli.errors import UserError
+from disaggkd_cli.losses import Head
+from disaggkd_cli.models import (
+    backbone_of,
+    build_student,
+    decide_packing,
+    head_of,
+    load_causal_lm,
+    load_head,
+    model_fingerprint,
+    resolve_source,
+    verify_packing,
+    verify_split,
+)
+from disaggkd_cli.models.load import DTYPES
+from disaggkd_cli.training.optimizer import build_optimizer
+from disaggkd_cli.training.schedule import WorkItem
+from disaggkd_cli.training.sources import ColocatedSource, HiddenStateSource, RemoteSource
+from disaggkd_cli.training.student_module import StudentModule, freeze, shard_student, shard_teacher, student_mesh
+from disaggkd_cli.transport import HiddenStateRing, Identity, TeacherPool
+
+Say = Callable[[str], None]
+
+
+@dataclass
+class Parts:
+    """What a rank has built before anything is sharded.
+
+    Attributes:
+        model: the student, float32, on the CPU.
+        teacher_head: the teacher's frozen head, in the teacher's dtype.
+        teacher_backbone: the frozen teacher itself, in colocated runs only.
+        tokenizer: the student's.
+        splits: tokenized training and held-out sequences.
+        identity: what the run is made of; recorded in checkpoints and compared on resume.
+    """
+
+    model: nn.Module
+    teacher_head: Head
+    teacher_model: nn.Module | None
+    tokenizer: Any
+    splits: Splits
+    identity: dict[str, Any]
+
+    @property
+    def pad_id(self) -> int:
+        """The token id that fills short rows up; padding is never supervised, so any id does."""
+        pad = self.tokenizer.pad_token_id
+        return pad if pad is not None else self.tokenizer.eos_token_id or 0
+
+
+def build_parts(config: Config, say: Say) -> Parts:
+    """Load and check models, tokenizers and texts.
+
+    Raises:
+        UserError: naming what cannot be read, split or packed, or which token ids differ.
+    """
+    teacher_source = resolve_source(config.teacher.model, trust_remote_code=config.teacher.trust_remote_code)
+    teacher_tokenizer = load_tokenizer(config.teacher.model)
+    tokenizer = load_tokenizer(config.student.model) if config.student.model else teacher_tokenizer
+    shared = compare_vocabularies(teacher_tokenizer, tokenizer)
+    pack, reason = decide_packing(config)
+    say(f"documents are {'packed into rows' if pack else 'kept one per row'}: {reason}")
+    splits = load_splits(config.data, tokenizer, pack=pack, seed=config.seed)
+    for note in splits.notes:
+        say(f"data: {note}")
+    model = build_student(config)
+    head = head_of(model)
+    verify_split(model, head, "the student")
+    if pack:
+        verify_packing(backbone_of(model), head.weight.shape[0], "the student")
+    teacher_model, teacher_head = _teacher(config, teacher_source, pack)
+    sizes = (teacher_head.weight.shape[0], head.weight.shape[0])
+    if min(sizes) < shared:
+        raise UserError(f"the heads hold {sizes[0]} and {sizes[1]} ids, fewer than the {shared} that the texts may use")
+    identity = {
+        "data": splits.train.fingerprint,
+        "held-out data": splits.evaluation.fingerprint,
+        "tokenizer": tokenizer_fingerprint(tokenizer),
+        "teacher tokenizer": tokenizer_fingerprint(teacher_tokenizer),
+        "teacher": model_fingerprint(teacher_source),
+        "seed": config.seed,
+        "global batch (sequences)": config.global_batch_sequences,
+    }
+    return Parts(model, teacher_head, teacher_model, tokenizer, splits, identity)
+
+
+def _teacher(config: Config, source: Any, pack: bool) -> tuple[nn.Module | None, Head]:
+    dtype = DTYPES[config.teacher.dtype]
+    if config.mode == "disaggregated":
+        return None, load_head(source, dtype, "teacher.model")
+    model = load_causal_lm(source, dtype, "teacher.model")
+    head = head_of(model)
+    verify_split(model, head, f"teacher.model {source.name}")
+    if pack:
+        verify_packing(backbone_of(model), head.weight.shape[0], f"teacher.model {source.name}")
+    weight, bias = head.weight.detach().clone(), None if head.bias is None else head.bias.detach().clone()
+    return model, Head(weight, bias, head.scale, head.softcap)
+
+
+def build_module(
+    config: Config, parts: Parts, device: torch.device, say: Say
+) -> tuple[StudentModule, torch.optim.Optimizer]:
+    """Freeze, move and shard the student, and build its optimizer."""
+    frozen = freeze(parts.model, config.student.freeze)
+    trained = sum(parameter.numel() for parameter in parts.model.parameters() if parameter.requires_grad)
+    total = sum(parameter.numel() for parameter in parts.model.parameters())
+    say(f"student: {total:,} parameters, {trained:,} of them trained" + (f"; {len(frozen)} frozen" if frozen else ""))
+    head = parts.teacher_head
+    bias = None if head.bias is None else head.bias.to(device)
+    module = StudentModule(
+        parts.model.to(device), Head(head.weight.to(device), bias, head.scale, head.softcap), config.loss
+    )
+    module.train()
+    mesh = student_mesh(device.type, dist.group.WORLD)
+    shard_student(module, mesh, DTYPES[config.student.dtype], config.student.activation_checkpointing)
+    return module, build_optimizer(module, config.train)
+
+
+def open_source(
+    config: Config,
+    parts: Parts,
+    rank: int,
+    store: dist.Store,
+    device: torch.device,
+    items: Iterator[WorkItem],
+    say: Say,
+) -> tuple[HiddenStateSource, TeacherPool | None]:
+    """Return where hidden states come from, and the pool of teachers where they are elsewhere.
+
+    Raises:
+        UserError: only teachers came that do not belong to this student.
+        TeachersLost: none came within `transport.teacher_wait`.
+    """
+    if config.mode == "colocated":
+        mesh = student_mesh(device.type, dist.group.WORLD)
+        backbone = shard_teacher(parts.teacher_model.to(device), mesh)
+        return ColocatedSource(backbone, items, device), None
+    vocabulary, width = parts.teacher_head.weight.shape
+    transport = config.transport
+    identity = Identity(
+        role=f"student {rank}",
+        teacher_fingerprint=parts.identity["teacher"],
+        tokenizer_fingerprint=parts.identity["teacher tokenizer"],
+        vocabulary_size=vocabulary,
+        hidden_size=width,
+        wire_dtype=transport.dtype,
+    )
+    pool = TeacherPool(
+        store,
+        identity,
+        timeout=transport.timeout,
+        teacher_wait=transport.teacher_wait,
+        bind=config.launch.bind,
+        leader=rank == 0,
+        on_event=say,
+    )
+    say(f"waiting for a teacher (at most {transport.teacher_wait:g} s)")
+    pool.wait_for_teacher()
+
+    def ring_of(requests: Iterator) -> HiddenStateRing:
+        rows = config.train.micro_batch_sequences * config.data.sequence_length
+        return HiddenStateRing(requests, transport.ring_depth, rows, width, transport.dtype, pool)
+
+    return RemoteSource(ring_of, items, device), pool

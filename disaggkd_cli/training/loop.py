@@ -1,0 +1,208 @@
+"""The training loop of one student rank: steps, evaluations, checkpoints, and stopping in good order."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from disaggkd_cli.config import Config
+from disaggkd_cli.errors import RunError, SavedAndResumable
+from disaggkd_cli.faults import fault_point
+from disaggkd_cli.training.checkpoint import Checkpointer
+from disaggkd_cli.training.evaluation import evaluate
+from disaggkd_cli.training.metrics import MetricsLog
+from disaggkd_cli.training.optimizer import clip_gradients, set_learning_rate
+from disaggkd_cli.training.process import StopSignals, peak_memory_bytes
+from disaggkd_cli.training.progress import RunProgress
+from disaggkd_cli.training.schedule import WorkPlan, learning_rate
+from disaggkd_cli.training.sources import HiddenStateSource, TeacherRows
+from disaggkd_cli.training.student_module import StudentModule
+from disaggkd_cli.transport import TeachersLost
+
+_PARTS = ("loss", "kd", "ce", "top1_agreement", "dropped_teacher_mass")
+
+
+@dataclass
+class Training:
+    """Everything that one student rank trains with.
+
+    Attributes:
+        identity: what the run is made of; recorded in each checkpoint and compared on resume.
+        metrics: None on ranks other than 0.
+        evaluated: called with the step and the figures of each evaluation.
+        done: optimizer steps done so far.
+    """
+
+    config: Config
+    module: StudentModule
+    optimizer: torch.optim.Optimizer
+    plan: WorkPlan
+    source: HiddenStateSource
+    checkpointer: Checkpointer
+    identity: dict[str, Any]
+    device: torch.device
+    signals: StopSignals
+    progress: RunProgress
+    metrics: MetricsLog | None
+    evaluated: Callable[[int, dict[str, float]], None]
+    done: int = 0
+
+
+def train(run: Training) -> None:
+    """Train from `run.done` to the configured number of steps.
+
+    Raises:
+        SavedAndResumable: stopped early by a signal, by `train.stop_at`, or for want of teachers; the state is saved.
+        RunError: a checkpoint could not be written (`train.on_save_error=stop`), or the loss is not finite.
+    """
+    train_config = run.config.train
+    try:
+        if run.done == 0:
+            _evaluate(run)
+        while run.done < train_config.steps:
+            stop = _step(run)
+            if run.plan.evaluates_after(run.done):
+                _evaluate(run)
+            finished = run.done == train_config.steps
+            due = train_config.save_every > 0 and run.done % train_config.save_every == 0
+            if stop and not finished:
+                _save(run, wait=True)
+                raise SavedAndResumable(f"{stop}; saved after step {run.done}: go on with --resume auto")
+            if due or finished:
+                _save(run, wait=finished)
+    except TeachersLost as lost:
+        _save(run, wait=True)
+        raise SavedAndResumable(
+            f"{lost}; saved after step {run.done}: start a teacher, then go on with --resume auto"
+        ) from lost
+
+
+def _step(run: Training) -> str | None:
+    """Do one optimizer step; return why to stop now, or None."""
+    config, step = run.config, run.done
+    started = time.monotonic()
+    # Dropout, where a model has it, is drawn anew from the step, so that a resumed run draws the same.
+    torch.manual_seed(_mixed_seed(config.seed, step, run.plan.rank))
+    parts = torch.zeros(len(_PARTS), dtype=torch.float64)
+    stall, tokens, rows_of_step = 0.0, 0, 0
+    for _ in range(config.train.accumulation):
+        rows = _take_together(run)
+        if rows.item.evaluation or rows.item.step != step:
+            raise RunError(f"the stream has step {rows.item.step} where training step {step} was due")
+        loss, out = run.module(rows.item.batch.to(run.device), rows.hidden, rows.item.supervised_rows)
+        loss.backward()
+        rows.release()
+        parts += torch.stack([getattr(out, name).detach() for name in _PARTS]).double().cpu()
+        stall += rows.stall_seconds
+        tokens += rows.item.tokens
+        rows_of_step = rows.item.supervised_rows
+    rate = learning_rate(config.train, step)
+    set_learning_rate(run.optimizer, rate)
+    norm = clip_gradients(run.module, config.train.clip_norm)
+    fault_point("before_commit")
+    run.optimizer.step()
+    run.optimizer.zero_grad(set_to_none=True)
+    run.done += 1
+    fault_point("after_commit")
+    seconds = time.monotonic() - started
+    return _record(run, parts, norm, rate, stall, tokens, rows_of_step, seconds)
+
+
+def _record(
+    run: Training,
+    parts: torch.Tensor,
+    norm: float,
+    rate: float,
+    stall: float,
+    tokens: int,
+    supervised_rows: int,
+    seconds: float,
+) -> str | None:
+    """Add figures up over the ranks, write and show them, and agree whether to stop."""
+    figures = run.source.figures()
+    wish = run.signals.received is not None
+    sums = torch.cat([parts, torch.tensor([tokens, figures.received_bytes, figures.ring_fill], dtype=torch.float64)])
+    peaks = torch.tensor([stall, seconds, peak_memory_bytes(run.device), float(wish)], dtype=torch.float64)
+    dist.all_reduce(sums)
+    dist.all_reduce(peaks, op=dist.ReduceOp.MAX)
+    values = dict(zip(_PARTS, sums.tolist(), strict=False))
+    all_tokens, received, fill = sums[len(_PARTS) :].tolist()
+    stall, seconds, memory, wish_anywhere = peaks.tolist()
+    line: dict[str, Any] = {
+        **values,
+        "learning_rate": rate,
+        "grad_norm": norm,
+        "supervised_tokens": supervised_rows,
+        "tokens_per_second": all_tokens / seconds,
+        "step_seconds": seconds,
+        "stall_seconds": stall,
+        "ring_fill": fill / run.config.student.ranks,
+        "received_bytes": int(received),
+        "peak_memory_bytes": int(memory),
+    }
+    if figures.teachers:
+        line["teachers"] = figures.teachers
+    if run.metrics is not None:
+        run.metrics.write(run.done, line)
+    run.progress.step(run.done, line)
+    if not torch.isfinite(sums[0]) or not norm < float("inf"):
+        raise RunError(
+            f"the loss of step {run.done} is {values['loss']} and its gradient norm {norm}; the newest checkpoint is "
+            "from before it: lower train.learning_rate, or set train.clip_norm"
+        )
+    if wish_anywhere:
+        return f"stopped by {run.signals.received or 'a signal to another rank'}"
+    return "train.stop_at is reached" if run.done == run.config.train.stop_at else None
+
+
+def _take_together(run: Training) -> TeacherRows:
+    """Take the next item on every rank, or raise TeachersLost on every rank: none may start a forward alone."""
+    lost: TeachersLost | None = None
+    rows: TeacherRows | None = None
+    try:
+        rows = run.source.take()
+    except TeachersLost as error:
+        lost = error
+    if run.config.student.ranks > 1 and run.config.mode == "disaggregated":
+        lacking = torch.tensor([int(lost is not None)])
+        dist.all_reduce(lacking, op=dist.ReduceOp.MAX)
+        if lacking.item() and lost is None:
+            lost = TeachersLost("another student rank has no teacher left")
+    if lost is not None:
+        raise lost
+    return rows
+
+
+def _evaluate(run: Training) -> None:
+    figures = evaluate(run.module, lambda: _take_together(run), run.plan, run.done, run.device)
+    if run.metrics is not None:
+        run.metrics.write(run.done, figures)
+    run.progress.say(
+        f"after step {run.done}: held-out perplexity {figures['eval_perplexity']:,.1f}, KD loss "
+        f"{figures['eval_kd']:.4f}, agreement {figures['eval_top1_agreement']:.1%}"
+    )
+    run.evaluated(run.done, figures)
+
+
+def _save(run: Training, *, wait: bool) -> None:
+    if run.checkpointer.started_step == run.done:
+        if wait:
+            run.checkpointer.wait()
+        return
+    try:
+        run.checkpointer.save(run.module, run.optimizer, run.done, run.identity)
+        if wait:
+            run.checkpointer.wait()
+    except RunError as error:
+        if run.config.train.on_save_error == "stop" or wait:
+            raise
+        run.progress.say(f"warning: {error}; going on, since train.on_save_error=warn")
+
+
+def _mixed_seed(seed: int, step: int, rank: int) -> int:
+    return (seed * 1_000_003 + step * 8191 + rank) % (1 << 63)
