@@ -26,8 +26,8 @@ class Sequence:
     input_ids: np.ndarray
     """[L] int32 token ids."""
     labels: np.ndarray
-    """[L] int32 next-token labels; -100 = not supervised, as at each document's last token. Where a text was cut, the last
-    token of the row has the token that follows in the text, though it stands in another row."""
+    """[L] int32 next-token labels; -100 = not supervised, as at each document's last token. Where a text was cut, the
+    row's last label is the token that follows in the text, though it stands in another row."""
     document_lengths: tuple[int, ...]
     """Tokens of each document of the row; sums to L."""
 

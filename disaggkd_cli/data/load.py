@@ -183,7 +183,7 @@ def _drop_long(documents: TokenizedDocuments, key: str, settings: dict[str, Any]
     if policy == "auto" and share > _DROPPED_UNASKED:
         raise UserError(
             f"{what}, and {dropped.sum()} of them are prompts with answers, which can't be cut without parting the "
-            "answer from its prompt. Raise data.sequence_length, or set data.long_documents to drop (leave them out) or split"
+            "answer from its prompt. Raise data.sequence_length, or set data.long_documents to drop or split"
         )
     if dropped.all():
         raise UserError(f"{what}: none is left (data.long_documents={policy}); raise data.sequence_length")

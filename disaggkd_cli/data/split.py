@@ -1,8 +1,8 @@
 """Hold some documents out for evaluation, before anything is packed, so that no row holds both.
 
 Which ones is decided by a hash of the seed and the document's own tokens, so that the order of the files has no say,
-and copies of a document never land on both sides. Where there are too few documents for that (a handful of books), the last
-part of each text is held out instead.
+and copies of a document never land on both sides. Where there are too few documents for that (a handful of books), the
+last part of each text is held out instead.
 """
 
 from __future__ import annotations
