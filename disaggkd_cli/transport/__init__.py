@@ -30,6 +30,7 @@ share a pool. A supervisor may host the store instead of student rank 0; teacher
 way.
 """
 
+from disaggkd_cli.transport.addresses import listen, resolve_bind, split_endpoint
 from disaggkd_cli.transport.errors import (
     CorruptPayload,
     ForwardFailed,
@@ -40,9 +41,10 @@ from disaggkd_cli.transport.errors import (
     TeachersLost,
 )
 from disaggkd_cli.transport.identity import Identity
+from disaggkd_cli.transport.meter import name_bottleneck
 from disaggkd_cli.transport.pool import TeacherPool
 from disaggkd_cli.transport.protocol import Request, StopReason
-from disaggkd_cli.transport.rendezvous import listen, open_store
+from disaggkd_cli.transport.rendezvous import open_store
 from disaggkd_cli.transport.ring import HiddenStateRing, Lease
 from disaggkd_cli.transport.server import Served, serve
 
@@ -62,6 +64,9 @@ __all__ = [
     "TeacherPool",
     "TeachersLost",
     "listen",
+    "name_bottleneck",
     "open_store",
+    "resolve_bind",
     "serve",
+    "split_endpoint",
 ]

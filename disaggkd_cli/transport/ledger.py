@@ -43,6 +43,7 @@ class Entry:
     link: int | None = None
     ticket: int = 0
     rejections: int = 0
+    shunned: int | None = None
 
 
 @dataclass
@@ -56,7 +57,6 @@ class _Lane:
 
 @dataclass
 class _LinkLoad:
-    teacher: int
     tickets: dict[int, Entry] = field(default_factory=dict)
     work: int = 0
     seconds_per_work: float | None = None
@@ -109,9 +109,9 @@ class Ledger:
             entry.state = State.READY
         return entry
 
-    def link_up(self, link: int, teacher: int) -> None:
+    def link_up(self, link: int) -> None:
         """Add a link over which requests may go."""
-        self._links[link] = _LinkLoad(teacher)
+        self._links[link] = _LinkLoad()
 
     def link_down(self, link: int) -> list[Entry]:
         """Remove a link whose transfers are over; its open entries wait again, ahead of younger ones. Returns them."""
@@ -127,7 +127,8 @@ class Ledger:
         """Give the oldest waiting entry to the link that would finish it first, and return it; None if none can go.
 
         A link's finishing time is its outstanding work and this one's, times its measured seconds per unit of work
-        (unmeasured links count as the mean of the others, so equal teachers share by outstanding work alone).
+        (unmeasured links count as the mean of the others, so equal teachers share by outstanding work alone). The link
+        that last answered the entry badly is chosen only when there is no other.
         """
         if not self._waiting or not self._links:
             return None
@@ -135,9 +136,9 @@ class Ledger:
         measured = [load.seconds_per_work for load in self._links.values() if load.seconds_per_work is not None]
         mean = sum(measured) / len(measured) if measured else 1.0
 
-        def finish(item: tuple[int, _LinkLoad]) -> tuple[float, int]:
+        def finish(item: tuple[int, _LinkLoad]) -> tuple[bool, float, int]:
             link, load = item
-            return ((load.work + entry.work) * (load.seconds_per_work or mean), link)
+            return (link == entry.shunned, (load.work + entry.work) * (load.seconds_per_work or mean), link)
 
         link, load = min(self._links.items(), key=finish)
         entry.state, entry.link, entry.ticket = State.REQUESTED, link, next(self._tickets)
@@ -171,6 +172,7 @@ class Ledger:
         entry = self._settle(link, ticket)
         if entry.state is not State.DROPPED:
             entry.rejections += 1
+            entry.shunned = link
             self._wait_again(entry)
         return entry
 

@@ -16,7 +16,7 @@ from disaggkd_cli.transport.errors import IncompatiblePeer, TeachersLost
 from disaggkd_cli.transport.identity import Identity, compare_identities
 from disaggkd_cli.transport.ledger import Entry, Ledger
 from disaggkd_cli.transport.protocol import StopReason
-from disaggkd_cli.transport.rendezvous import announced_teachers, begin_student, end_student
+from disaggkd_cli.transport.rendezvous import HEARTBEAT_SECONDS, announced_teachers, begin_student, end_student
 from disaggkd_cli.transport.student_link import StudentLink, TeacherRecord
 
 _DISCOVERY_SECONDS = 0.2
@@ -91,12 +91,15 @@ class TeacherPool:
         """Raise what keeps the student from going on, if anything does. The caller holds `changed`."""
         if self.failure is not None:
             raise self.failure
+        if self._closing:
+            raise RunError("the teacher pool is closed")
         if self._links:
             return
         alone = time.monotonic() - self._alone_since
-        if self._refused_at is not None and all(record.blocked for record in self._records.values()):
+        records = self._records.values()
+        if self._refused_at is not None and all(record.refused for record in records):
             if time.monotonic() - self._refused_at > min(REFUSAL_GRACE_SECONDS, self.teacher_wait):
-                raise IncompatiblePeer(" || ".join(record.blocked for record in self._records.values()))
+                raise IncompatiblePeer(" || ".join(record.blocked for record in records))
         if alone > self.teacher_wait:
             limit = f"transport.teacher_wait={self.teacher_wait:g}"
             raise TeachersLost(f"no teacher for {alone:.0f} s ({limit}); {self._roll()}")
@@ -116,24 +119,49 @@ class TeacherPool:
             }
 
     def close(self, reason: StopReason = StopReason.FINISHED) -> None:
-        """Say goodbye on every link and end. With `leader`, `FINISHED` and `STOPPED` also end the teachers."""
+        """Say goodbye on every link and end. From the leader, `FINISHED` and `STOPPED` also end the teachers.
+
+        Bounded: at most `_FAREWELL_SECONDS` for the goodbyes. The leader also waits that long for teachers without a
+        link to read the end at the rendezvous, which may vanish with this process.
+        """
         with self.changed:
             if self._closing:
                 return
             self._closing = True
             links = list(self._links.values())
             self.changed.notify_all()
-        if self.leader and reason in (StopReason.FINISHED, StopReason.STOPPED):
+        ending = self.leader and reason in (StopReason.FINISHED, StopReason.STOPPED)
+        if ending:
             try:
                 end_student(self._store, reason.name.lower())
             except RuntimeError as error:
                 self.say(f"could not leave word at the rendezvous: {error}")
         for link in links:
-            link.hang_up(reason)
+            link.hang_up(reason if self.leader else StopReason.LINK_CLOSED)
         deadline = time.monotonic() + _FAREWELL_SECONDS
         for link in links:
             link.thread.join(max(0.0, deadline - time.monotonic()))
         self._discovery.join(max(0.1, deadline - time.monotonic()))
+        if ending:
+            self._await_departures(deadline)
+
+    def _await_departures(self, deadline: float) -> None:
+        """Wait until no announced teacher gives a sign of life any more."""
+        known = {number: record.identity for number, record in self._records.items()}
+        seen: dict[int, tuple[int, float]] = {}
+        try:
+            while time.monotonic() < deadline:
+                now = time.monotonic()
+                waiting = False
+                for teacher in announced_teachers(self._store, known):
+                    alive, since = seen.get(teacher.number, (-1, now))
+                    seen[teacher.number] = (teacher.alive, since if alive == teacher.alive else now)
+                    waiting |= now - seen[teacher.number][1] < 2 * HEARTBEAT_SECONDS
+                if not waiting:
+                    return
+                time.sleep(0.05)
+        except RuntimeError as error:
+            self.say(f"the rendezvous went before the teachers: {str(error).splitlines()[0]}")
 
     # What links and rings call
 
@@ -157,7 +185,7 @@ class TeacherPool:
             self._forming.discard(link)
             self._links[link.number] = link
             link.record.joined += 1
-            self.ledger.link_up(link.number, link.record.number)
+            self.ledger.link_up(link.number)
             self.dispatch()
             self.changed.notify_all()
         again = " again" if link.record.joined > 1 else ""
@@ -174,7 +202,7 @@ class TeacherPool:
             orphans = self.ledger.link_down(link.number)
             if was_up and not self._links:
                 self._alone_since = time.monotonic()
-            if link.record.blocked and not was_up:
+            if link.record.refused:
                 self._refused_at = time.monotonic()
             self.dispatch()
             self.changed.notify_all()
@@ -235,7 +263,7 @@ class TeacherPool:
         try:
             compare_identities(self.identity, record.identity)
         except IncompatiblePeer as error:
-            record.blocked = str(error)
+            record.refused, record.blocked = True, str(error)
             self._refused_at = time.monotonic()
             self.say(f"refused {record.identity.role}: {error}")
         with self.changed:

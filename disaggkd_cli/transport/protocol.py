@@ -23,6 +23,8 @@ PROTOCOL_VERSION = 1
 MAGIC = b"DKD1"
 HEADER_BYTES = 128
 MAX_TEXT_BYTES = 16 * 1024
+PING_SECONDS = 5.0
+"""A side that has nothing to say for this long (or a quarter of its timeout, if shorter) says PING."""
 MAX_REQUEST_INTEGERS = 2**28
 """A request body is at most 1 GiB of int32; a header that announces more is refused before anything is allocated."""
 
@@ -52,6 +54,18 @@ class StopReason(enum.IntEnum):
     STOPPED = 2
     QUARANTINED = 3
     TEACHER_LEAVING = 4
+
+
+def stop_reason(header: Header) -> StopReason:
+    """Return why the sender of a STOP hangs up.
+
+    Raises:
+        ProtocolError: an unknown reason.
+    """
+    try:
+        return StopReason(header.flags)
+    except ValueError as error:
+        raise ProtocolError(f"unknown reason {header.flags} in STOP") from error
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,8 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from disaggkd_cli.errors import RunError, UserError
+from disaggkd_cli.errors import RunError
+from disaggkd_cli.transport.addresses import listen, split_endpoint
 from disaggkd_cli.transport.errors import LinkLost
 from disaggkd_cli.transport.identity import Identity
 
@@ -31,44 +32,18 @@ _POLL_SECONDS = 0.05
 _ROOT = "disaggkd/"
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens on this address and no other. Port 0 takes a free one.
-
-    Raises:
-        UserError: the port is taken or the address is not of this machine.
-    """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-        listener.listen(1024)
-    except OSError as error:
-        listener.close()
-        raise UserError(
-            f"launch.rendezvous: cannot listen on {host}:{port} ({error.strerror or error}); "
-            "choose a free port and an address of this machine"
-        ) from error
-    return listener
-
-
-def split_endpoint(endpoint: str) -> tuple[str, int]:
-    """Return host and port of `host:port`.
-
-    Raises:
-        UserError: when it is not of that form.
-    """
-    host, _, port = endpoint.rpartition(":")
-    if not host or not port.isdigit() or int(port) > 65535:
-        raise UserError(f"launch.rendezvous={endpoint!r} is not host:port, such as 127.0.0.1:29500")
-    return host.strip("[]"), int(port)
-
-
-def open_store(endpoint: str, *, host_it: bool, listen_fd: int | None = None, timeout: float = 60.0) -> dist.TCPStore:
+def open_store(
+    endpoint: str,
+    *,
+    host_it: bool,
+    listen_fd: int | None = None,
+    listen_on: str | None = None,
+    timeout: float = 60.0,
+) -> dist.TCPStore:
     """Return a connection to the rendezvous store at `endpoint` (`host:port`).
 
     With `host_it` this process serves the store, on exactly the host's address (so `127.0.0.1:...` is loopback only),
-    or on the already listening socket `listen_fd`, which it takes over. `store.port` tells the port.
+    on the address `listen_on`, or on the already listening socket `listen_fd`. `store.port` tells the port.
 
     Raises:
         UserError: a malformed endpoint or a busy port.
@@ -78,7 +53,7 @@ def open_store(endpoint: str, *, host_it: bool, listen_fd: int | None = None, ti
     wait = timedelta(seconds=timeout)
     if host_it:
         # The C++ store closes this descriptor when it goes, so it gets one of its own.
-        file_descriptor = os.dup(listen_fd) if listen_fd is not None else listen(host, port).detach()
+        file_descriptor = os.dup(listen_fd) if listen_fd is not None else listen(listen_on or host, port).detach()
         bound = socket.socket(fileno=os.dup(file_descriptor))
         with bound:
             port = bound.getsockname()[1]

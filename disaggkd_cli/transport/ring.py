@@ -22,6 +22,9 @@ from disaggkd_cli.transport.protocol import Request, request_body, request_heade
 from disaggkd_cli.transport.student_link import Order
 from disaggkd_cli.transport.wire import WIRE_DTYPES, decode_payload, payload_bytes
 
+_ALIGNMENT = 64
+"""Slots begin at multiples of this many bytes, so that a view in any wire dtype is aligned."""
+
 
 class Lease:
     """Hidden states of one request, held until `release()`; then the slot is reused and `hidden` must not be read.
@@ -61,10 +64,18 @@ class HiddenStateRing:
         width: hidden size of the teacher, H_t.
         dtype: wire dtype, a name of `WIRE_DTYPES`.
         pool: where teachers are; several rings may share one.
+        pin_memory: page-lock the slots, for copies to a GPU that do not block.
     """
 
     def __init__(
-        self, requests: Iterator[Request], depth: int, slot_rows: int, width: int, dtype: str, pool: TeacherPool
+        self,
+        requests: Iterator[Request],
+        depth: int,
+        slot_rows: int,
+        width: int,
+        dtype: str,
+        pool: TeacherPool,
+        pin_memory: bool = False,
     ):
         self.depth = depth
         self.slot_rows = slot_rows
@@ -72,8 +83,8 @@ class HiddenStateRing:
         self.dtype = dtype
         self._pool = pool
         self._requests = requests
-        size = payload_bytes(slot_rows, width, dtype)
-        self._slots = torch.zeros(depth, max(1, size), dtype=torch.uint8)
+        size = -(-max(1, payload_bytes(slot_rows, width, dtype)) // _ALIGNMENT) * _ALIGNMENT
+        self._slots = torch.zeros(depth, size, dtype=torch.uint8, pin_memory=pin_memory)
         self._exhausted = False
         self._closed = False
         self._fill_sum = 0.0

@@ -17,6 +17,7 @@ from torch import Tensor
 from disaggkd_cli.errors import RunError
 from disaggkd_cli.transport.faults import Faults
 from disaggkd_cli.transport.identity import Identity
+from disaggkd_cli.transport.meter import BusyMeter
 from disaggkd_cli.transport.protocol import Header, Kind, Request, StopReason
 from disaggkd_cli.transport.rendezvous import (
     HEARTBEAT_SECONDS,
@@ -37,7 +38,10 @@ MOST_FAILURES = 3
 
 @dataclass(frozen=True)
 class Served:
-    """How serving ended: `reason` is `finished` or `stopped` (said by the student), `told to stop`, `student vanished`."""
+    """How serving ended.
+
+    `reason`: `finished` or `stopped` (the student said so), `told to stop`, or `student vanished`.
+    """
 
     reason: str
     requests: int
@@ -102,9 +106,7 @@ class TeacherServer:
         self._failure: BaseException | None = None
         self._last_error = ""
         self._alone_since = time.monotonic()
-        self._forward_began: float | None = None
-        self._begun = time.monotonic()
-        self._busy_seconds = 0.0
+        self._meter = BusyMeter()
         self._requests = 0
         self._rows = 0
 
@@ -116,7 +118,7 @@ class TeacherServer:
             while True:
                 link, asked, buffer, reason = self._next(stop)
                 if reason:
-                    return Served(reason, self._requests, self._rows, self._idle_share())
+                    return Served(reason, self._requests, self._rows, self._meter.idle_share())
                 if self._answer(forward, link, asked, buffer):
                     failures = 0
                     continue
@@ -148,7 +150,7 @@ class TeacherServer:
 
     def _answer(self, forward: Callable[[Request], Tensor], link: TeacherLink, asked: Asked, buffer: int) -> bool:
         header, request = asked.header, asked.request
-        self._forward_began = began = time.monotonic()
+        self._meter.begin()
         try:
             hidden = self._faults.at_forward(forward(request))
             expected = (request.num_rows, self.identity.hidden_size)
@@ -163,14 +165,13 @@ class TeacherServer:
             self.buffer_free(link, buffer)
             return False
         finally:
-            self._busy_seconds += time.monotonic() - began
-            self._forward_began = None
+            self._meter.end()
         self._requests += 1
         self._rows += request.num_rows
         ready = Header(
             Kind.READY,
             dtype=wire_code(self.identity.wire_dtype),
-            flags=round(1000 * self._idle_share()),
+            flags=round(1000 * self._meter.idle_share()),
             ticket=header.ticket,
             request_id=request.request_id,
             rows=request.num_rows,
@@ -202,7 +203,7 @@ class TeacherServer:
             if stop in (StopReason.FINISHED, StopReason.STOPPED):
                 self._ended = stop.name.lower()
             elif stop is not None:
-                cause = f"{link.student.role} ended the link ({stop.name.lower().replace('_', ' ')})"
+                cause = f"it ended the link ({stop.name.lower().replace('_', ' ')})"
             self.changed.notify_all()
         if cause and not self._leaving:
             self._say(f"{self.identity.role} lost {link.student.role}: {cause}; {len(self._links)} linked")
@@ -219,10 +220,10 @@ class TeacherServer:
 
     def ping(self, link: TeacherLink) -> Header:
         """Return a sign of life that says how long the current forward has run and how much waits."""
-        began = self._forward_began
-        busy_ms = 0 if began is None else max(1, round(1000 * (time.monotonic() - began)))
+        running = self._meter.running_seconds()
+        busy_ms = max(1, round(1000 * running)) if running else 0
         queued = len(link.asked) + SEND_BUFFERS - len(link.free_buffers)
-        return Header(Kind.PING, busy_ms=busy_ms, queued=queued, flags=round(1000 * self._idle_share()))
+        return Header(Kind.PING, busy_ms=busy_ms, queued=queued, flags=round(1000 * self._meter.idle_share()))
 
     # The rendezvous
 
@@ -251,12 +252,13 @@ class TeacherServer:
                 if store is not None:
                     self._say(f"{self.identity.role}: the rendezvous is gone, trying again for {self.student_wait:g} s")
                 store = None
-                if time.monotonic() - lost_since > self.student_wait:
-                    with self.changed:
-                        if not self._links:
-                            self._failure = RunError(f"{self.identity.role}: no rendezvous: {error}")
+                with self.changed:
+                    if self._links:
+                        lost_since = time.monotonic()
+                    elif time.monotonic() - lost_since > self.student_wait:
+                        self._failure = self._failure or RunError(f"{self.identity.role}: no rendezvous: {error}")
                         self.changed.notify_all()
-                    return
+                        return
                 time.sleep(_WATCH_SECONDS)
         if store is not None:
             try:
@@ -273,10 +275,6 @@ class TeacherServer:
         deadline = time.monotonic() + _LINGER_SECONDS
         for thread in [*(link.thread for link in links), watcher]:
             thread.join(max(0.0, deadline - time.monotonic()))
-
-    def _idle_share(self) -> float:
-        lifetime = time.monotonic() - self._begun
-        return max(0.0, 1.0 - self._busy_seconds / lifetime) if lifetime > 0 else 0.0
 
     def _say(self, line: str) -> None:
         if self._on_event is not None:

@@ -25,7 +25,7 @@ from disaggkd_cli.transport.errors import (
 from disaggkd_cli.transport.identity import Identity, compare_identities
 from disaggkd_cli.transport.ledger import Entry
 from disaggkd_cli.transport.link import STUDENT, Link, form_link
-from disaggkd_cli.transport.protocol import Header, Kind, Request, StopReason
+from disaggkd_cli.transport.protocol import PING_SECONDS, Header, Kind, Request, StopReason, stop_reason
 from disaggkd_cli.transport.rendezvous import await_acceptance, invite_teacher, link_key
 from disaggkd_cli.transport.wire import payload_bytes, payload_checksum, payload_is_finite, wire_code
 
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 FORMING_SECONDS = 10.0
 STRIKES = 2
 """How many bad replies (corrupt, non-finite, failed forward) end a teacher's service to this student."""
+FORGIVEN_AFTER = 1000
+"""Good replies in a row that wipe out a teacher's strikes: a stray bit in a week is no reason to lose it."""
 
 
 @dataclass
@@ -65,7 +67,9 @@ class TeacherRecord:
     linked: bool = False
     joined: int = 0
     blocked: str = ""
+    refused: bool = False
     strikes: int = 0
+    good_in_a_row: int = 0
     requests: int = 0
     rows: int = 0
     received_bytes: int = 0
@@ -104,6 +108,7 @@ class StudentLink:
             sender.start()
             cause = self._receive_loop(link)
         except IncompatiblePeer as error:
+            self.record.refused = True
             cause = self.record.blocked = str(error)
         except ProtocolError as error:
             cause = self.record.blocked = f"{self._name}: {error}"
@@ -147,7 +152,7 @@ class StudentLink:
         try:
             while True:
                 try:
-                    item = self.outbox.get(timeout=self.pool.timeout / 4)
+                    item = self.outbox.get(timeout=min(self.pool.timeout / 4, PING_SECONDS))
                 except queue.Empty:
                     link.send_header(Header(Kind.PING))
                     continue
@@ -178,7 +183,7 @@ class StudentLink:
                 entry = self.pool.arriving(self, header.ticket)
                 self._strike(entry, ForwardFailed(f"{self.record.identity.role}: {text}"))
             elif header.kind is Kind.STOP:
-                return f"{self._name}: ended ({StopReason(header.flags).name.lower().replace('_', ' ')})"
+                return f"{self._name}: ended ({stop_reason(header).name.lower().replace('_', ' ')})"
             else:
                 raise ProtocolError(f"{header.kind.name} from a teacher")
 
@@ -195,12 +200,16 @@ class StudentLink:
             return
         seconds = now - max(self._last_reply, self._sent_at.pop(header.ticket, now))
         self._last_reply = now
+        self.record.good_in_a_row += 1
+        if self.record.good_in_a_row >= FORGIVEN_AFTER:
+            self.record.strikes = 0
         self.record.requests += 1
         self.record.rows += header.rows
         self.pool.delivered(self, header.ticket, seconds / entry.work)
 
     def _strike(self, entry: Entry, error: Exception) -> None:
         self.record.strikes += 1
+        self.record.good_in_a_row = 0
         self._sent_at.pop(entry.ticket, None)
         self.pool.rejected(self, entry, error)
         if self.record.strikes >= STRIKES:

@@ -15,7 +15,16 @@ from torch import Tensor
 from disaggkd_cli.transport.errors import IncompatiblePeer, LinkLost, ProtocolError
 from disaggkd_cli.transport.identity import Identity, compare_identities
 from disaggkd_cli.transport.link import TEACHER, Link, form_link
-from disaggkd_cli.transport.protocol import Header, Kind, Request, StopReason, decode_request, request_integers
+from disaggkd_cli.transport.protocol import (
+    PING_SECONDS,
+    Header,
+    Kind,
+    Request,
+    StopReason,
+    decode_request,
+    request_integers,
+    stop_reason,
+)
 from disaggkd_cli.transport.rendezvous import accept_invitation, link_key
 
 if TYPE_CHECKING:
@@ -84,6 +93,8 @@ class TeacherLink:
             sender.join(self.server.timeout)
         except (LinkLost, IncompatiblePeer) as error:
             cause = str(error)
+        except Exception as error:  # a link is disposable: whatever broke it is said, and the other links go on
+            cause = f"{self._name}: {type(error).__name__}: {error}"
         finally:
             self.outbox.put(None)
             if link is not None:
@@ -123,7 +134,7 @@ class TeacherLink:
                 body = link.receive_request_body(request_integers(header))
                 self.server.enqueue(self, Asked(header, decode_request(header, body)))
             elif header.kind is Kind.STOP:
-                return StopReason(header.flags)
+                return stop_reason(header)
             elif header.kind is not Kind.PING:
                 raise ProtocolError(f"{header.kind.name} from a student")
 
@@ -131,7 +142,7 @@ class TeacherLink:
         try:
             while True:
                 try:
-                    item = self.outbox.get(timeout=self.server.timeout / 4)
+                    item = self.outbox.get(timeout=min(self.server.timeout / 4, PING_SECONDS))
                 except queue.Empty:
                     link.send_header(self.server.ping(self))
                     continue

@@ -1,4 +1,4 @@
-"""What the transport's process tests share: a fake teacher whose hidden states anybody can recompute, and its requests."""
+"""What the transport's process tests share: a fake teacher that anybody can recompute, and its requests."""
 
 from __future__ import annotations
 

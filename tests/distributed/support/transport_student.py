@@ -12,7 +12,7 @@ import sys
 import time
 
 import torch
-from tests.distributed.support.transport_parts import WIDTH, fake_hidden, make_requests
+from transport_parts import WIDTH, fake_hidden, make_requests
 
 from disaggkd_cli.errors import DisaggkdError
 from disaggkd_cli.transport import HiddenStateRing, Identity, StopReason, TeacherPool, TeachersLost, open_store

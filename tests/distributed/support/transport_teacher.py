@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 
-from tests.distributed.support.transport_parts import WIDTH, fake_hidden
+from transport_parts import WIDTH, fake_hidden
 
 from disaggkd_cli.transport import Identity, open_store, serve
 
