@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import logging
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from disaggkd_cli.config import Config, load, to_yaml
-from disaggkd_cli.errors import DisaggkdError, UserError
+from disaggkd_cli.errors import DisaggkdError, RunError, UserError
 from disaggkd_cli.launch import STUDENT, TEACHER, Place, find_place, threads_for, under_launcher
 from disaggkd_cli.supervise import places, supervise
-from disaggkd_cli.training.run_directory import RunDirectory, Status, prepare, read_status
+from disaggkd_cli.training.run_directory import RunDirectory, Status, log_path, prepare, read_status
+
+_log = logging.getLogger("disaggkd")
 
 
 def run_job(
@@ -92,10 +93,14 @@ def _one_rank(command: str, config: Config, resume: str) -> int:
 
         run_student(config, place, directory, "auto" if place.attempt > 0 else resume)
     except DisaggkdError as error:
-        _log_end(place, error)
+        _log.error("%s ends: %s", place.name, error)
         if place.launcher == "disaggkd" and error.exit_code == 75:
             return 75  # the supervisor says it, once
         raise
+    except Exception as error:
+        _log.exception("%s ends", place.name)
+        where = log_path(RunDirectory(Path(config.run_dir)), place.name) if place.launcher != "single" else "above"
+        raise RunError(f"{place.name}: {type(error).__name__}: {error} (traceback: {where})") from error
     return 0
 
 
@@ -107,10 +112,6 @@ def _teach(config: Config, place: Place) -> int:
 
     run_teacher(config, place, directory)
     return 0
-
-
-def _log_end(place: Place, error: DisaggkdError) -> None:
-    logging.getLogger("disaggkd").error("%s ends: %s", place.name, error)
 
 
 def _print_places(config: Config, command: str) -> None:
@@ -130,4 +131,3 @@ def _print_places(config: Config, command: str) -> None:
     for place in found:
         model = config.teacher.model if place.role == TEACHER else config.student.model or "see student section"
         print(f"  {place.name:12} threads {threads_for(config, place)}  model {model}")
-    print(f"this process: {os.getpid()}, nothing was started")

@@ -10,11 +10,12 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+import transformers
 
 from disaggkd_cli.config import Config
 from disaggkd_cli.errors import UserError
 from disaggkd_cli.launch import Place, keep_to_loopback, threads_for
-from disaggkd_cli.training.run_directory import RunDirectory
+from disaggkd_cli.training.run_directory import RunDirectory, log_path
 from disaggkd_cli.transport import open_store
 
 logger = logging.getLogger("disaggkd")
@@ -28,6 +29,7 @@ def set_up(config: Config, place: Place, directory: RunDirectory | None) -> torc
     """
     keep_to_loopback(config, place)
     open_log(place, directory)
+    transformers.utils.logging.disable_progress_bar()
     threads = threads_for(config, place)
     torch.set_num_threads(threads)
     device = _device(config, place)
@@ -53,16 +55,11 @@ def open_log(place: Place, directory: RunDirectory | None) -> None:
     handler: logging.Handler = logging.StreamHandler(sys.stderr)
     if directory is not None:
         directory.logs.mkdir(parents=True, exist_ok=True)
-        handler = logging.FileHandler(log_path(directory, place), encoding="utf-8")
+        handler = logging.FileHandler(log_path(directory, place.name), encoding="utf-8")
     formatter = logging.Formatter(f"%(asctime)s [{place.name}] %(message)s")
     formatter.converter = time.localtime
     handler.setFormatter(formatter)
     logger.handlers[:] = [handler]
-
-
-def log_path(directory: RunDirectory, place: Place):
-    """Return the log file of one rank."""
-    return directory.logs / f"{place.name.replace(' ', '_')}.log"
 
 
 def meet(config: Config, place: Place, *, timeout: float) -> dist.Store:

@@ -1,7 +1,7 @@
 """Start the ranks of a run on this machine and look after them, each role on its own.
 
-A dead teacher is started again while the student goes on. A dead student rank takes the other student ranks with it, and
-all of them start again from the newest valid checkpoint; teachers stay. The student's exit code is passed on.
+A dead teacher is started again while the student goes on. A dead student rank takes the other student ranks with it,
+and all of them start again from the newest valid checkpoint; teachers stay. The student's exit code is passed on.
 """
 
 from __future__ import annotations
@@ -121,6 +121,7 @@ class _Supervisor:
         self.resume = resume
         self.restarts = restarts
         self.attempt = 0
+        self.progress = sorted(path.name for path in directory.checkpoints.glob("step_*"))
         self.signals = 0
         self.children: list[Child] = []
 
@@ -145,7 +146,8 @@ class _Supervisor:
         try:
             process = subprocess.Popen(
                 command,
-                env=child_environment(place, os.environ),
+                # c10d's C++ side prints stack traces for events that are handled here, such as a peer that went away.
+                env=child_environment(place, {"TORCH_CPP_LOG_LEVEL": "ERROR", **os.environ}),
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=stream,
@@ -187,13 +189,19 @@ class _Supervisor:
         if _USER_ERROR in known:
             self._show(students, _USER_ERROR)
             return _USER_ERROR
-        if self.signals or self.attempt >= self.restarts:
+        progress = sorted(path.name for path in self.directory.checkpoints.glob("step_*"))
+        # A fault of the program itself comes again when it starts from the same point; being killed need not.
+        hopeless = first.process.returncode > 0 and progress == self.progress
+        if self.signals or hopeless or self.attempt >= self.restarts:
             self._show(students, 1)
             said = f"{first.place.name} {_ending(first.process.returncode)}"
-            if self.attempt:
+            if hopeless:
+                said += " before it reached a new checkpoint, so starting it again would end the same way"
+            elif self.attempt:
                 said += f"; gave up after {self.attempt} restarts (--restarts {self.restarts})"
-            raise RunError(f"{said}; its log: {self.directory.logs}")
+            raise RunError(f"{said}; logs: {self.directory.logs}")
         self.attempt += 1
+        self.progress = progress
         _say(
             f"{first.place.name} {_ending(first.process.returncode)}; starting the student again from its newest valid "
             f"checkpoint (restart {self.attempt} of {self.restarts})"
@@ -206,7 +214,8 @@ class _Supervisor:
     def _look_after_teachers(self, with_students: bool) -> None:
         for child in [child for child in self.children if child.place.role == TEACHER]:
             code = child.process.poll()
-            if code is None or not with_students or self.signals:
+            # A teacher that ended well was told to: by the student, which is about to end, or by a person.
+            if not code or not with_students or self.signals:
                 continue
             self.children.remove(child)
             if code == _USER_ERROR:
@@ -217,8 +226,7 @@ class _Supervisor:
                     f"(--restarts {self.restarts}); going on without it. {_tail(child.output, 1)}"
                 )
                 continue
-            if code != 0:
-                _say(f"{child.place.name} {_ending(code)}; starting it again")
+            _say(f"{child.place.name} {_ending(code)}; starting it again")
             self.children.append(self._start(child.place, child.restarts + 1))
 
     def _farewell(self) -> None:
@@ -250,7 +258,7 @@ class _Supervisor:
             child.process.wait()
 
     def _show(self, children: Sequence[Child], code: int) -> None:
-        """Print the last words of ranks whose output went to a file, unless student 0 spoke for them on the terminal."""
+        """Print the last words of a rank whose output went to a file, unless student 0 spoke on the terminal."""
         if any(child.output is None and child.process.returncode == code for child in children):
             return
         for child in children:

@@ -74,7 +74,7 @@ def run_teacher(config: Config, place: Place, directory: RunDirectory | None) ->
         100 * served.idle_share,
     )  # fmt: skip
     if served.reason == "student vanished":
-        raise RunError(f"no student for {config.transport.teacher_wait:g} s (transport.teacher_wait); {place.name} ends")
+        raise RunError(f"{place.name}: no student for transport.teacher_wait={config.transport.teacher_wait:g} s")
     return served.reason
 
 

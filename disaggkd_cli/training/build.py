@@ -76,8 +76,9 @@ def build_parts(config: Config, say: Say) -> Parts:
     pack, reason = decide_packing(config)
     say(f"documents are {'packed into rows' if pack else 'kept one per row'}: {reason}")
     splits = load_splits(config.data, tokenizer, pack=pack, seed=config.seed)
-    for note in splits.notes:
-        say(f"data: {note}")
+    for dataset in (splits.train, splits.evaluation):
+        for note in dataset.notes:
+            say(note)
     model = build_student(config)
     head = head_of(model)
     verify_split(model, head, "the student")

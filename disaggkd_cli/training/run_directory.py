@@ -1,4 +1,4 @@
-"""What a run leaves on disk, and where: the config, the environment, the status, metrics, logs, checkpoints, the export."""
+"""What a run leaves on disk, and where: config, environment, status, metrics, logs, checkpoints, the export."""
 
 from __future__ import annotations
 
@@ -60,6 +60,11 @@ class RunDirectory:
     def export(self) -> Path:
         """The finished student as a Hugging Face model directory."""
         return self.root / "student"
+
+
+def log_path(directory: RunDirectory, name: str) -> Path:
+    """Return the log file of the process called `name`, such as `student 0`."""
+    return directory.logs / f"{name.replace(' ', '_')}.log"
 
 
 def prepare(root: str | Path, config_yaml: str, *, resume: bool) -> RunDirectory:
