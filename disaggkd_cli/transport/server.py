@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch.distributed as dist
@@ -77,6 +77,18 @@ def serve(
     return server.run(forward, stop or threading.Event())
 
 
+def next_in_turn(links: Sequence[TeacherLink], turn: int) -> int | None:
+    """Return the first link from `turn` on, cyclically, that has a request and a free send buffer; None if none has.
+
+    A student that does not take its replies uses up its own send buffers and is passed over; the others go on.
+    """
+    for offset in range(len(links)):
+        index = (turn + offset) % len(links)
+        if links[index].asked and links[index].free_buffers:
+            return index
+    return None
+
+
 class TeacherServer:
     """The state that the threads of one `serve` share."""
 
@@ -136,11 +148,10 @@ class TeacherServer:
                     raise self._failure
                 if stop.is_set():
                     return None, None, -1, "told to stop"
-                for offset in range(len(self._links)):
-                    link = self._links[(self._turn + offset) % len(self._links)]
-                    if link.asked and link.free_buffers:
-                        self._turn = (self._turn + offset + 1) % len(self._links)
-                        return link, link.asked.popleft(), link.free_buffers.popleft(), ""
+                chosen = next_in_turn(self._links, self._turn)
+                if chosen is not None:
+                    self._turn, link = chosen + 1, self._links[chosen]
+                    return link, link.asked.popleft(), link.free_buffers.popleft(), ""
                 if not self._links:
                     if self._ended:
                         return None, None, -1, self._ended

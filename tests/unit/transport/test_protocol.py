@@ -24,7 +24,7 @@ from disaggkd_cli.transport.protocol import (
 )
 
 U16, U32, U64 = 2**16 - 1, 2**32 - 1, 2**64 - 1
-WIDTHS = {"dtype": U16, "flags": U16, "run": U64, "ticket": U64, "request_id": U64, "token_hash": U64, "body_bytes": U64}
+WIDTHS = {name: U64 for name in ("run", "ticket", "request_id", "token_hash", "body_bytes")} | {"dtype": U16, "flags": U16}
 FIELDS = [field.name for field in dataclasses.fields(Header) if field.name != "kind"]
 headers = st.builds(
     Header, kind=st.sampled_from(Kind), **{name: st.integers(0, WIDTHS.get(name, U32)) for name in FIELDS}
