@@ -1,0 +1,39 @@
+# Two commands set everything up on a fresh machine: `make quickstart` and `make test`.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+QUICKSTART_RUN ?= runs/quickstart
+
+.PHONY: help install quickstart test test-all lint clean
+
+help:
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+install: $(VENV)/.installed  ## a virtual environment with disaggkd and what its tests need
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+assets/quickstart.overrides: $(VENV)/.installed scripts/fetch_assets.py
+	$(BIN)/python scripts/fetch_assets.py --assets assets
+	touch $@
+
+quickstart: assets/quickstart.overrides  ## distil a real teacher on real text, and show the result (a few minutes)
+	rm -rf $(QUICKSTART_RUN)
+	$(BIN)/disaggkd run configs/quickstart.yaml run_dir=$(QUICKSTART_RUN) $$(cat assets/quickstart.overrides)
+	$(BIN)/python scripts/compare_sentences.py assets/smollm2-135m-instruct $(QUICKSTART_RUN)/student
+
+test: install  ## the default suite
+	$(BIN)/python -m pytest
+
+test-all: install  ## the default suite and the slow tests
+	$(BIN)/python -m pytest -m 'slow or not slow'
+
+lint: install  ## style
+	$(BIN)/ruff check .
+
+clean:  ## remove the virtual environment, assets and runs
+	rm -rf $(VENV) assets runs
