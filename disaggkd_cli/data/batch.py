@@ -121,20 +121,23 @@ def position_ids_from_lengths(
         sequence_length: S; needed with the flat form, checked with the nested one.
 
     Raises:
-        ValueError: rows differ in their sums, or the flat lengths do not fill whole rows of S.
+        ValueError: a document is not positive, or the lengths do not fill whole rows of S.
     """
     if isinstance(document_lengths, Tensor):
         if sequence_length is None:
             raise ValueError("flat document lengths need the sequence length")
-        document_lengths = lengths_by_row(document_lengths.tolist(), sequence_length)
-    if sequence_length is None:
-        sequence_length = sum(document_lengths[0]) if document_lengths else 0
-    if any(sum(row) != sequence_length for row in document_lengths):
-        raise ValueError(f"not every row of document lengths sums to {sequence_length}: {document_lengths}")
-    lengths = flatten_lengths(document_lengths).long()
-    starts = torch.cumsum(lengths, 0) - lengths
-    positions = torch.arange(len(document_lengths) * sequence_length) - torch.repeat_interleave(starts, lengths)
-    return positions.reshape(len(document_lengths), sequence_length)
+        flat = document_lengths.cpu().long()
+        rows = lengths_by_row(flat.tolist(), sequence_length)
+    else:
+        if sequence_length is None:
+            sequence_length = sum(document_lengths[0]) if document_lengths else 0
+        flat = flatten_lengths(document_lengths).long()
+        rows = lengths_by_row(flat.tolist(), sequence_length)
+        if rows != tuple(map(tuple, document_lengths)):
+            raise ValueError(f"not every row of document lengths sums to {sequence_length}: {document_lengths}")
+    starts = torch.cumsum(flat, 0) - flat
+    positions = torch.arange(len(rows) * sequence_length) - torch.repeat_interleave(starts, flat)
+    return positions.reshape(len(rows), sequence_length)
 
 
 def collate(sequences: SequenceOf[Sequence], pad_id: int) -> MicroBatch:

@@ -2,12 +2,13 @@
 
 import numpy as np
 import pytest
-from conftest import CHATML, CHATML_WITH_MARKERS, build_byte_tokenizer
 
 from disaggkd_cli.data.chat import encode_conversation, tokens_in_spans
 from disaggkd_cli.data.documents import Conversation, PromptCompletion, Text
 from disaggkd_cli.data.encoding import DocumentEncoder
 from disaggkd_cli.errors import UserError
+
+from .support import CHATML, CHATML_WITH_MARKERS, build_byte_tokenizer
 
 
 def turns(*pairs, **extra):
