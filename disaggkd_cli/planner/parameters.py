@@ -33,8 +33,8 @@ class Parameters:
 
     @property
     def root(self) -> int:
-        """What FSDP's root unit holds when layers and an untied head are units of their own."""
-        return self.embedding + self.final_norm
+        """What FSDP's root unit holds when each layer is a unit of its own: embedding, final norm and head."""
+        return self.embedding + self.head + self.final_norm
 
     @property
     def layers(self) -> int:

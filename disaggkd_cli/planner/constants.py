@@ -1,0 +1,101 @@
+"""Every constant that is not a shape or a datasheet figure: value, unit, where it came from, and how far to trust it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A number with its provenance. `kind`: measured, published, counted (from code), or assumed (until calibrated)."""
+
+    value: float
+    unit: str
+    kind: str
+    source: str
+
+
+CONSTANTS: dict[str, Constant] = {
+    "context_gib": Constant(
+        1.0, "GiB", "published", "CUDA context and kernels: 0.47 lazily loaded, 0.92 eagerly, up to 1.8 (stas00/ml-engineering)"
+    ),
+    "first_communicator_gib": Constant(
+        1.0, "GiB", "published", "torch.distributed and the first NCCL communicator: 0.55 -> 2.0 GiB with context (ml-engineering)"
+    ),
+    "communicator_gib": Constant(
+        0.6, "GiB", "published", "each further NCCL communicator: 544 MB for 2 ranks, 688 MB for more (nccl issue 964, A100)"
+    ),
+    "reserve": Constant(
+        1.05, "factor", "published",
+        "reserved / allocated with expandable_segments: 1.04-1.13 (Megatron-LM issue 6429); 1.5 seen without (llama-cookbook 120)",
+    ),
+    "margin": Constant(0.04, "share", "assumed", "kept free of what the driver reports, for the unexplained"),
+    "teacher_efficiency_dense": Constant(0.55, "of bf16 peak", "assumed", "forward of a dense teacher; calibrate with one run"),
+    "teacher_efficiency_moe": Constant(0.30, "of bf16 peak", "assumed", "forward of a mixture of experts; calibrate with one run"),
+    "student_efficiency_dense": Constant(
+        0.45, "of bf16 peak", "published",
+        "hardware FLOPs of dense training on H100, .33-.39 eager to compiled (torchtitan), .38-.46 (llm-foundry); uncalibrated",
+    ),
+    "student_efficiency_moe": Constant(
+        0.20, "of bf16 peak", "published", "MoE training on H100, .08-.25 of bf16 peak (NeMo 25.11 tables); uncalibrated"
+    ),
+    "float32_slowdown": Constant(
+        8.0, "factor", "assumed", "float32 matrix products without TF32 against bf16 on an H100 (67 against 989 TFLOP/s is 15; TF32 is 2)"
+    ),
+    "nvlink_efficiency": Constant(0.80, "share", "measured", "all-gather on 8 x H200, of the one-direction rate"),
+    "nic_efficiency": Constant(0.74, "share", "published", "collectives of 1 GiB and more on 4 x P6-B200; .44 at 256 MiB, .125 at 16 MiB"),
+    "point_to_point_efficiency": Constant(0.70, "share", "assumed", "one NCCL send/recv stream over RDMA; TCP gives .5-.7"),
+    "pcie_efficiency": Constant(0.87, "share", "measured", "55 of 63 GB/s over PCIe 5 x16"),
+    "hbm_efficiency": Constant(0.80, "share", "assumed", "achieved share of memory bandwidth in the optimizer step"),
+    "jitter": Constant(0.15, "cv", "assumed", "coefficient of variation of batch times, teacher and student"),
+    "expert_imbalance": Constant(1.0, "factor", "assumed", "routed tokens of the fullest rank over the mean; 1.2-2 in real runs"),
+}  # fmt: skip
+
+
+FULL_LOGITS_BYTES: dict[str, float] = {
+    "forward_kl": 39.0,
+    "reverse_kl": 43.0,
+    "jsd": 56.0,
+    "skewed_forward_kl": 49.0,
+    "skewed_reverse_kl": 51.0,
+    "symmetric_kl": 48.0,
+    "total_variation": 42.0,
+}
+"""Peak bytes per row and vocabulary entry of `loss.implementation: full` (our reference, float32 logits), traced with MemTracker."""
+
+OTHER_FULL_LOGITS: dict[str, tuple[float, str]] = {
+    "cross-entropy, float32 logits": (14.0, "MemTracker; NeMo-RL PR 3314 measures 14.0 B on a 4090"),
+    "cross-entropy, bf16": (6.0, "MemTracker; Liger's CSV 6.13 B on an A100"),
+    "cross-entropy, compiled in chunks": (4.0, "torchtune's 42.9 GiB row; NeMo-RL PR 3314 after"),
+    "forward KL, float32 (log_softmax twice)": (28.0, "Liger's CSV kl_div, torch, H100: 28.00 B"),
+    "forward KL, bf16": (14.0, "MemTracker"),
+    "JSD, float32 (TRL GKD style)": (60.0, "Liger's CSV distill_jsd_loss, torch, H100: 60.19 B"),
+    "JSD, bf16": (30.0, "MemTracker"),
+    "Liger fused_linear_jsd": (4.63, "Liger's CSV; it keeps a float32 [rows, V] loss buffer"),
+    "Liger chunked distill_jsd_loss": (0.22, "Liger's CSV"),
+}
+"""What other implementations take, bytes per row and vocabulary entry, and who measured it."""
+
+NOT_MODELLED = [
+    "fragmentation beyond the reserve factor; CUDA graphs' private pools",
+    "imbalance of expert routing (set a margin of 1.2-2 on MoE activations), expert parallelism of students",
+    "vision towers and multi-token-prediction heads",
+    "attention of multi-head latent attention on GPUs (head sizes that flash kernels pad)",
+    "chunk states that fla's delta-net kernel may keep; torch's own delta net needs far more (`--verify` shows it)",
+    "inference engines' own KV reservation: teachers here run a plain forward without a cache",
+    "slow parts of a cluster other than jitter: congestion, stragglers (see --simulate), checkpoint writes, evaluation",
+    "the host's memory and its data pipeline",
+]
+
+ERROR_BANDS = {
+    "parameters and bytes on the wire": "exact",
+    "memory of tensors, dense students under FSDP": "±2 %",
+    "memory of tensors, mixtures of experts and delta nets": "±10 %",
+    "memory reserved on the GPU (expandable_segments)": "-6 % to +3 %",
+    "times, uncalibrated": "±25 % or worse; ±10 % after one calibration run",
+}
+
+
+def constant(name: str) -> float:
+    """The value of a constant."""
+    return CONSTANTS[name].value

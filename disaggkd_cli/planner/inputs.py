@@ -1,0 +1,152 @@
+"""From a `Config` to the planner's `Workload`: the one place where config keys are read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import yaml
+
+from disaggkd_cli.config import Config
+from disaggkd_cli.errors import UserError
+from disaggkd_cli.planner.constants import constant
+from disaggkd_cli.planner.freezing import trained_share
+from disaggkd_cli.planner.hardware import Catalogue, load_catalogue
+from disaggkd_cli.planner.models import resolve_model
+from disaggkd_cli.planner.shapes import ModelShape
+from disaggkd_cli.planner.workload import Cluster, Efficiency, Workload, is_hybrid, is_sparse
+from disaggkd_cli.units import parse_bytes
+
+_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_CALIBRATED = {"teacher_efficiency", "student_efficiency", "reserve", "fixed_gib", "jitter", "run"}
+
+
+def workload_of(config: Config, hardware: str | None = None, gpus: int | None = None) -> Workload:
+    """Return what `config` asks to plan.
+
+    Args:
+        config: the typed config.
+        hardware: a GPU or node name that overrides `hardware.gpu` (and the node's size and network).
+        gpus: all GPUs there are: the split between teacher and student is then the planner's to choose (see `split.py`).
+
+    Raises:
+        UserError: an unknown model, GPU or node; or keys that cannot go together.
+    """
+    if not config.teacher.model:
+        raise UserError("teacher.model: missing; name the model to distil (a directory, a config.json, or a hub name)")
+    teacher = resolve_model(config.teacher.model, "teacher.model")
+    student = _student_shape(config, teacher)
+    catalogue = load_catalogue(config.hardware.catalogue)
+    cluster = _cluster(config, catalogue, hardware)
+    share, head_trained = trained_share(student, config.student.freeze)
+    on_cpu = config.launch.device == "cpu"
+    return Workload(
+        teacher=teacher,
+        student=student,
+        cluster=cluster,
+        efficiency=_efficiency(config, teacher, student),
+        teacher_bytes=_BYTES[config.teacher.dtype],
+        student_bytes=_BYTES[config.student.dtype],
+        student_ranks=gpus if gpus and config.mode == "colocated" else config.student.ranks,
+        replicate=config.student.replicate,
+        replicas=config.teacher.replicas,
+        ranks_per_replica=config.teacher.ranks_per_replica,
+        parallelism=config.teacher.parallelism,
+        trained=share,
+        head_trained=head_trained,
+        micro_batch_tokens=config.train.micro_batch_sequences * config.data.sequence_length,
+        sequence=config.data.sequence_length,
+        accumulation=config.train.accumulation,
+        packed=_packed(config, teacher, student),
+        checkpointing=config.student.activation_checkpointing == "full",
+        divergence=config.loss.divergence,
+        implementation=config.loss.implementation,
+        memory_budget=parse_bytes(config.loss.memory_budget),
+        vocabulary_parallel=config.loss.vocabulary_parallel,
+        ring_depth=config.transport.ring_depth,
+        wire_bytes=_wire_bytes(config, teacher),
+        delta_kernel="torch" if on_cpu else "fla",
+        price_per_hour=config.hardware.gpu_hour_price or cluster.student_gpu.price_per_hour,
+    )
+
+
+def _student_shape(config: Config, teacher: ModelShape) -> ModelShape:
+    student = config.student
+    if student.from_teacher is not None:
+        layers = student.from_teacher.layers
+        if isinstance(layers, str) and layers.startswith("every_"):
+            indices = list(range(0, len(teacher.layers), int(layers.removeprefix("every_"))))
+        elif isinstance(layers, list):
+            indices = layers
+        else:
+            raise UserError(f"student.from_teacher.layers: {layers!r} must be every_N or a list of layer numbers")
+        return teacher.with_layers(indices, f"{teacher.name}, {len(indices)} of its layers")
+    name = student.from_config or student.model
+    if not name:
+        raise UserError("student.model: missing; name the model to train, or give student.from_teacher.layers")
+    return resolve_model(name, "student.from_config" if student.from_config else "student.model")
+
+
+def _cluster(config: Config, catalogue: Catalogue, hardware: str | None) -> Cluster:
+    section = config.hardware
+    gpu, per_node, nic = section.gpu, section.gpus_per_node, section.nic_gbps
+    if hardware is not None and hardware not in catalogue.gpus:
+        node = catalogue.node(hardware)
+        gpu, per_node, nic = node.gpu, node.gpus_per_node, node.nic_gbps
+    elif hardware is not None:
+        gpu = hardware
+    student_gpu = catalogue.gpu(gpu, "hardware.gpu")
+    teacher_name = gpu if hardware is not None or section.teacher_gpu is None else section.teacher_gpu
+    return Cluster(
+        student_gpu=student_gpu,
+        teacher_gpu=catalogue.gpu(teacher_name, "hardware.teacher_gpu"),
+        gpus_per_node=per_node,
+        nic_gb_per_s=nic / 8,
+        device="cpu" if config.launch.device == "cpu" else "cuda",
+    )
+
+
+def _efficiency(config: Config, teacher: ModelShape, student: ModelShape) -> Efficiency:
+    assumed = {
+        "teacher": constant("teacher_efficiency_moe" if is_sparse(teacher) else "teacher_efficiency_dense"),
+        "student": constant("student_efficiency_moe" if is_sparse(student) else "student_efficiency_dense"),
+    }
+    if config.student.dtype == "float32":
+        assumed["student"] /= constant("float32_slowdown")
+    if config.teacher.dtype == "float32":
+        assumed["teacher"] /= constant("float32_slowdown")
+    if config.hardware.calibration is None:
+        return Efficiency(**assumed)
+    return _calibrated(config.hardware.calibration, assumed)
+
+
+def _calibrated(file: str, assumed: dict[str, float]) -> Efficiency:
+    path = Path(file).expanduser()
+    try:
+        fitted = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError) as error:
+        raise UserError(f"hardware.calibration: {path} cannot be read: {error}") from None
+    if not isinstance(fitted, dict) or not set(fitted) <= _CALIBRATED:
+        raise UserError(f"hardware.calibration: {path} must be a mapping of {', '.join(sorted(_CALIBRATED))}")
+    for key, value in fitted.items():
+        if key != "run" and (isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0):
+            raise UserError(f"hardware.calibration: {path}: {key}: {value!r} must be a number, at least 0")
+    optional = {key: fitted[key] for key in ("reserve", "fixed_gib", "jitter") if key in fitted}
+    return Efficiency(
+        teacher=fitted.get("teacher_efficiency", assumed["teacher"]),
+        student=fitted.get("student_efficiency", assumed["student"]),
+        calibrated_from=str(fitted.get("run", path)),
+        **optional,
+    )
+
+
+def _packed(config: Config, teacher: ModelShape, student: ModelShape) -> bool:
+    if config.data.packing == "off":
+        return False
+    return config.data.packing == "on" or not (is_hybrid(teacher) or is_hybrid(student))
+
+
+def _wire_bytes(config: Config, teacher: ModelShape) -> float:
+    """Bytes of one element of a payload; float8 carries one float32 scale a row."""
+    if config.transport.dtype == "float8":
+        return 1 + 4 / teacher.hidden
+    return {"bfloat16": 2.0, "float16": 2.0, "float32": 4.0}[config.transport.dtype]

@@ -1,0 +1,90 @@
+"""Memory and matrix-product work of the loss: over full logits, and fused in windows of rows and shards of the vocabulary."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from disaggkd_cli.planner.constants import FULL_LOGITS_BYTES
+from disaggkd_cli.planner.loss_tiling import LossShape, choose_tiling
+from disaggkd_cli.planner.terms import Term, term
+
+_MIXTURES = ("jsd", "skewed_forward_kl", "skewed_reverse_kl", "total_variation")
+
+
+@dataclass(frozen=True)
+class LossWork:
+    """The loss of one micro-batch on one rank.
+
+    Attributes:
+        scratch: bytes beside inputs and gradients.
+        flops_per_row: matrix products, forward and backward.
+        window, shard: the tile of the fused loss; zero for full logits.
+    """
+
+    scratch: Term
+    flops_per_row: float
+    window: int = 0
+    shard: int = 0
+
+
+def full_logits(
+    rows: int, student_vocabulary: int, teacher_vocabulary: int, student_width: int, teacher_width: int, divergence: str
+) -> LossWork:
+    """The loss over full logits, `loss.implementation: full`: `2 V (3 H_s + H_t)` FLOPs a row."""
+    scratch = term(
+        "full logits", "c * R * V", "c traced with MemTracker on our reference loss, float32 logits",
+        c=FULL_LOGITS_BYTES[divergence], R=rows, V=max(student_vocabulary, teacher_vocabulary),
+    )  # fmt: skip
+    flops = 6.0 * student_width * student_vocabulary + 2.0 * teacher_width * teacher_vocabulary
+    return LossWork(scratch, flops)
+
+
+def fused(
+    rows: int,
+    student_vocabulary: int,
+    teacher_vocabulary: int,
+    student_width: int,
+    teacher_width: int,
+    divergence: str,
+    memory_budget: int,
+    compute_bytes: int,
+    teacher_bytes: int,
+    *,
+    device: str = "cuda",
+    head_trained: bool = True,
+) -> LossWork:
+    """The fused loss: its scratch never exceeds `memory_budget`; the tile is the one that the loss itself chooses.
+
+    Raises:
+        UserError: when not even the smallest tile fits the budget.
+    """
+    shared = min(student_vocabulary, teacher_vocabulary)
+    low = compute_bytes < 4
+    shape = LossShape(
+        rows=max(rows, 1),
+        shared=shared,
+        student_surplus=student_vocabulary - shared,
+        teacher_surplus=teacher_vocabulary - shared,
+        student_width=student_width,
+        teacher_width=teacher_width,
+        student_copy_bytes=4 if low and device == "cpu" else 0,
+        teacher_copy_bytes=4 if teacher_bytes < 4 and device == "cpu" else 0,
+        gradient_copy_bytes=2 if low and device == "cuda" else 0,
+        hidden_copy=low,
+        weight_copy=low and device == "cuda",
+        weight_gradient=head_trained,
+        sweeps=2 if divergence in _MIXTURES else 1,
+        device=device,
+    )
+    tiling = _tiling(shape, memory_budget)
+    scratch = term(
+        "fused-loss scratch", "scratch", "the tiling that the loss chooses within loss.memory_budget (losses/tiling.py)",
+        scratch=tiling.scratch_bytes,
+    )  # fmt: skip
+    return LossWork(scratch, tiling.gemm_flops / max(rows, 1), tiling.window, tiling.shard)
+
+
+@lru_cache(maxsize=4096)
+def _tiling(shape: LossShape, memory_budget: int):
+    return choose_tiling(shape, memory_budget)

@@ -1,0 +1,121 @@
+"""What is planned, in the planner's own terms: models, parallelism, batch, loss, transport, hardware. No config, no files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from disaggkd_cli.planner.constants import constant
+from disaggkd_cli.planner.hardware import Gpu
+from disaggkd_cli.planner.parameters import Parameters, count_parameters
+from disaggkd_cli.planner.shapes import ExpertMLP, GatedDeltaNet, ModelShape
+
+MODES = ("colocated_full", "colocated_fused", "disaggregated_fused")
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Where it runs. `nic_gb_per_s` is one direction, per GPU."""
+
+    student_gpu: Gpu
+    teacher_gpu: Gpu
+    gpus_per_node: int
+    nic_gb_per_s: float
+    device: str = "cuda"
+
+
+@dataclass(frozen=True)
+class Efficiency:
+    """Achieved shares of bf16 peak, and what memory overheads to expect. Assumptions until `calibrated_from` names a run."""
+
+    teacher: float
+    student: float
+    reserve: float = field(default_factory=lambda: constant("reserve"))
+    fixed_gib: float = 0.0
+    jitter: float = field(default_factory=lambda: constant("jitter"))
+    calibrated_from: str | None = None
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One distillation run to be planned. Tokens T are those of one micro-batch on one student rank.
+
+    Attributes:
+        teacher_bytes, student_bytes: bytes an element of weights and compute (the student's masters are float32).
+        trained: trained share of the student's parameters; `head_trained`: whether its head is among them.
+        micro_batch_tokens: T; sequence: S; accumulation: micro-batches of one step.
+        supervised: share of the tokens whose rows travel and are trained on.
+        packed: rows hold several documents.
+        checkpointing: full activation checkpointing of the student's layers.
+        delta_kernel: `fla` or `torch`.
+    """
+
+    teacher: ModelShape
+    student: ModelShape
+    cluster: Cluster
+    efficiency: Efficiency
+    teacher_bytes: int = 2
+    student_bytes: int = 2
+    student_ranks: int = 8
+    replicate: int = 1
+    replicas: int = 1
+    ranks_per_replica: int = 1
+    parallelism: str = "fsdp"
+    trained: float = 1.0
+    head_trained: bool = True
+    micro_batch_tokens: int = 8192
+    sequence: int = 4096
+    accumulation: int = 1
+    supervised: float = 1.0
+    packed: bool = False
+    checkpointing: bool = False
+    divergence: str = "forward_kl"
+    implementation: str = "fused"
+    memory_budget: int = 256 << 20
+    vocabulary_parallel: bool = False
+    ring_depth: int = 3
+    wire_bytes: float = 2.0
+    delta_kernel: str = "fla"
+    optimizer_bytes: int = 8
+    price_per_hour: float | None = None
+
+    @cached_property
+    def teacher_parameters(self) -> Parameters:
+        return count_parameters(self.teacher)
+
+    @cached_property
+    def student_parameters(self) -> Parameters:
+        return count_parameters(self.student)
+
+    @property
+    def shard_ranks(self) -> int:
+        """Ranks that one copy of the student is sharded over."""
+        return self.student_ranks // self.replicate
+
+    @property
+    def teacher_ranks(self) -> int:
+        return self.replicas * self.ranks_per_replica
+
+    @property
+    def rows(self) -> int:
+        """Supervised rows of one micro-batch on one rank."""
+        return max(1, round(self.micro_batch_tokens * self.supervised))
+
+    @property
+    def step_tokens(self) -> int:
+        """Tokens of one optimizer step, over all student ranks."""
+        return self.student_ranks * self.micro_batch_tokens * self.accumulation
+
+    def with_(self, **changes: object) -> Workload:
+        """A copy with some fields changed."""
+        return replace(self, **changes)
+
+
+def is_sparse(shape: ModelShape) -> bool:
+    """Whether it has mixture-of-experts layers."""
+    return any(isinstance(layer.mlp, ExpertMLP) for layer in shape.layer_kinds())
+
+
+def is_hybrid(shape: ModelShape) -> bool:
+    """Whether it has delta-net layers."""
+    return any(isinstance(layer.mixer, GatedDeltaNet) for layer in shape.layer_kinds())
