@@ -44,10 +44,10 @@ def run_job(
 
 
 def _check_command(command: str, config: Config, resume: str) -> None:
-    if command in (STUDENT, TEACHER) and config.mode == "colocated":
+    launcher = under_launcher()
+    if command in (STUDENT, TEACHER) and config.mode == "colocated" and launcher != "disaggkd":
         raise UserError(f"mode: colocated runs have no separate {command}; use `disaggkd run`, or mode=disaggregated")
-    bare = under_launcher() is None
-    if bare and command in (STUDENT, TEACHER) and not config.launch.rendezvous:
+    if launcher is None and command in (STUDENT, TEACHER) and not config.launch.rendezvous:
         raise UserError(
             f"launch.rendezvous: `disaggkd {command}` meets the other side there; add launch.rendezvous=HOST:PORT"
         )

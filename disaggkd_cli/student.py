@@ -49,7 +49,7 @@ def run_student(config: Config, place: Place, directory: RunDirectory, resume: s
     record()
     try:
         _run(config, place, directory, resume, status, record)
-        status.state, status.exit_code, status.reason = "finished", 0, "all steps done"
+        status.state, status.exit_code, status.reason, status.resumable = "finished", 0, "all steps done", False
     except SavedAndResumable as stop:
         status.state, status.exit_code, status.reason, status.resumable = "stopped", stop.exit_code, str(stop), True
         raise

@@ -114,13 +114,11 @@ def _ranges(config: Config) -> Iterator[str]:
 
 
 def _together(config: Config) -> Iterator[str]:
-    loss, student, teacher, train = config.loss, config.student, config.teacher, config.train
+    loss, student, teacher = config.loss, config.student, config.teacher
     if loss.kd_weight == 0 and loss.ce_weight == 0:
         yield "loss.kd_weight: both it and loss.ce_weight are 0, so there is nothing to learn"
     if student.ranks >= 1 and student.replicate >= 1 and student.ranks % student.replicate:
         yield f"student.replicate: {student.replicate} does not divide student.ranks={student.ranks}"
-    if train.warmup_steps > train.steps:
-        yield f"train.warmup_steps: {train.warmup_steps} is more than train.steps={train.steps}"
     starts = [name for name in ("model", "from_teacher", "from_config") if getattr(student, name)]
     if len(starts) > 1:
         yield f"student.{starts[0]}: give only one of student.{', student.'.join(starts)}"
