@@ -1,0 +1,115 @@
+"""What is computed when is a pure function of the config and the step."""
+
+import numpy as np
+import pytest
+
+from disaggkd_cli.config import Config, TrainConfig
+from disaggkd_cli.data import Sequence
+from disaggkd_cli.training.schedule import WorkPlan, learning_rate
+
+
+class Texts:
+    """Sequences of different lengths whose first token is their number."""
+
+    def __init__(self, count: int) -> None:
+        self._sequences = []
+        for number in range(count):
+            length = 3 + number % 4
+            labels = np.full(length, 7, dtype=np.int32)
+            labels[-1] = -100
+            self._sequences.append(Sequence(np.full(length, number, dtype=np.int32), labels, (length,)))
+        self.supervised_counts = np.array([len(sequence) - 1 for sequence in self._sequences], dtype=np.int32)
+
+    def __len__(self) -> int:
+        return len(self._sequences)
+
+    def sequence(self, number: int) -> Sequence:
+        return self._sequences[number]
+
+
+def plan(rank=0, ranks=1, micro=4, accumulation=1, steps=6, eval_every=2, train=23, held_out=5) -> WorkPlan:
+    config = Config()
+    config.student.ranks = ranks
+    config.train = TrainConfig(
+        steps=steps, micro_batch_sequences=micro, accumulation=accumulation, eval_every=eval_every
+    )
+    return WorkPlan(config, Texts(train), Texts(held_out), rank, 0)
+
+
+def seen(plans: list[WorkPlan], evaluation: bool) -> dict[int, list[int]]:
+    """Return by step the sorted numbers of the sequences that all ranks together compute."""
+    found: dict[int, list[int]] = {}
+    for each in plans:
+        for item in each.items(0):
+            if item.evaluation == evaluation:
+                rows = (item.batch.labels != -100).any(dim=1)
+                found.setdefault(item.step, []).extend(item.batch.input_ids[rows, 0].tolist())
+    return {step: sorted(numbers) for step, numbers in found.items()}
+
+
+@pytest.mark.parametrize(("ranks", "micro", "accumulation"), [(1, 2, 4), (2, 2, 2), (2, 4, 1), (4, 1, 2)])
+def test_a_global_batch_is_the_same_however_it_is_cut(ranks, micro, accumulation):
+    whole = seen([plan(micro=8)], False)
+    cut = seen([plan(rank, ranks, micro, accumulation) for rank in range(ranks)], False)
+    assert cut == whole
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_each_evaluation_reads_every_held_out_sequence_once(ranks):
+    found = seen([plan(rank, ranks, micro=1) for rank in range(ranks)], True)
+    assert found == {step: [0, 1, 2, 3, 4] for step in (0, 2, 4, 6)}
+
+
+def test_all_ranks_take_the_same_number_of_items():
+    counts = {len(list(plan(rank, 3, micro=2).items(0))) for rank in range(3)}
+    assert len(counts) == 1
+
+
+def test_no_sequence_is_dropped_at_the_end_of_an_epoch():
+    train = plan(micro=4, steps=23, eval_every=0)
+    numbers = [number for step in seen([train], False).values() for number in step]
+    assert sorted(numbers) == sorted(list(range(23)) * 4)
+
+
+@pytest.mark.parametrize("first", [1, 2, 3, 4, 5, 6])
+def test_a_resumed_stream_is_the_rest_of_the_stream(first):
+    made = plan(accumulation=2)
+    whole = list(made.items(0))
+    assert [item.request_id for item in whole] == list(range(len(whole)))
+    resumed = list(made.items(first))
+    done = [item for item in whole if item.step < first or (item.evaluation and item.step == first)]
+    rest = whole[len(done) :]
+    assert [(item.request_id, item.step, item.evaluation) for item in resumed] == [
+        (item.request_id, item.step, item.evaluation) for item in rest
+    ]
+    assert all(a.batch.input_ids.equal(b.batch.input_ids) for a, b in zip(resumed, rest, strict=True))
+
+
+def test_the_normaliser_counts_the_whole_step():
+    plans = [plan(rank, 2, 2, 2) for rank in range(2)]
+    items = [item for each in plans for item in each.items(0) if not item.evaluation and item.step == 3]
+    assert {item.supervised_rows for item in items} == {sum(item.batch.supervised_count for item in items)}
+
+
+def test_tokens_do_not_count_padding():
+    item = next(item for item in plan().items(0) if not item.evaluation)
+    lengths = [3 + number % 4 for number in item.batch.input_ids[:, 0].tolist()]
+    assert item.tokens == sum(lengths) < item.batch.input_ids.numel()
+
+
+def test_learning_rates():
+    def rates(schedule):
+        train = TrainConfig(steps=10, warmup_steps=2, learning_rate=1.0, schedule=schedule)
+        return [learning_rate(train, step) for step in range(10)]
+
+    assert rates("constant") == [0.5] + [1.0] * 9
+    assert rates("linear") == pytest.approx([0.5, 1.0, 1.0, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125])
+    cosine = rates("cosine")
+    assert cosine[:3] == [0.5, 1.0, 1.0]
+    assert cosine[6] == pytest.approx(0.5)
+    assert all(a >= b for a, b in zip(cosine[2:], cosine[3:], strict=False))
+
+
+def test_a_run_shorter_than_its_warm_up():
+    train = TrainConfig(steps=3, warmup_steps=10, learning_rate=1.0)
+    assert [learning_rate(train, step) for step in range(3)] == pytest.approx([0.1, 0.2, 0.3])
