@@ -63,6 +63,9 @@ FULL_LOGITS_BYTES: dict[str, float] = {
 }
 """Peak bytes per row and vocabulary entry of `loss.implementation: full` (our reference, float32 logits), traced with MemTracker."""
 
+FUSED_LOGIT_TRAFFIC = 32.0
+"""Bytes of memory traffic per row and vocabulary entry in the fused loss: two float32 logits written and read twice, one gradient."""
+
 OTHER_FULL_LOGITS: dict[str, tuple[float, str]] = {
     "cross-entropy, float32 logits": (14.0, "MemTracker; NeMo-RL PR 3314 measures 14.0 B on a 4090"),
     "cross-entropy, bf16": (6.0, "MemTracker; Liger's CSV 6.13 B on an A100"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from disaggkd_cli.errors import UserError
 
@@ -121,6 +122,10 @@ class ModelShape:
 
     def layer_kinds(self) -> dict[LayerShape, int]:
         """How many layers there are of each kind, in order of first appearance."""
+        return self._kinds
+
+    @cached_property
+    def _kinds(self) -> dict[LayerShape, int]:
         return dict(Counter(self.layers))
 
     def with_layers(self, indices: list[int], name: str) -> ModelShape:

@@ -1,0 +1,117 @@
+"""`disaggkd plan`: options to output. Returns the exit code; everything it prints goes to standard output."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+
+from disaggkd_cli.config import Config
+from disaggkd_cli.errors import UserError
+from disaggkd_cli.planner.inputs import workload_of
+from disaggkd_cli.planner.plan import Plan, as_json, make_plan
+
+EXIT_FITS, EXIT_NOTHING_FITS = 0, 3
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """What the command line may ask for; see `OPTION_HELP` for the words that the user sees."""
+
+    json: bool = False
+    html: str | None = None
+    explain: str | None = None
+    gpus: int | None = None
+    hardware: str | None = None
+    sweep: list[str] = field(default_factory=list)
+    simulate: bool = False
+    verify: bool = False
+    measure: str | None = None
+    calibrate: str | None = None
+    output: str | None = None
+
+
+OPTION_HELP = {
+    "json": "Print everything as JSON.",
+    "html": "Also write a self-contained page: memory bars by phase, the frontier, the links.",
+    "explain": "Print one figure's formula with its numbers and its source (a part of its name will do; `all` lists them).",
+    "gpus": "Divide this many GPUs between teacher and student as well as possible, instead of taking the config's ranks.",
+    "hardware": "A GPU or node of the catalogue, such as H200-SXM or aws/p5.48xlarge, instead of the config's.",
+    "sweep": "KEY=VALUE,VALUE or KEY=FIRST:LAST:xFACTOR (or :+STEP); plan each, one row each. May be given again.",
+    "simulate": "Back the closed form by a simulation of every rank, with slow and failing teachers.",
+    "verify": "Trace the student's step on fake tensors (needs torch) and print predicted against traced memory.",
+    "measure": "Print predicted against what the run in this directory recorded.",
+    "calibrate": "Fit efficiencies and memory overhead to the run in this directory; writes calibration.yaml (see --output).",
+    "output": "Where --calibrate writes.",
+}
+
+
+def plan_command(config: Config, options: PlanOptions, console: Console | None = None) -> int:
+    """Plan `config` and print what `options` ask for.
+
+    Returns:
+        0 when a mode fits, 3 when none does; with `--verify` 1 when a prediction is off by more than its band.
+
+    Raises:
+        UserError: unknown models or hardware, impossible options.
+    """
+    console = console or Console()
+    if options.gpus is not None and options.gpus < 1:
+        raise UserError(f"--gpus: {options.gpus} must be at least 1")
+    if options.sweep:
+        from disaggkd_cli.planner.sweep import run_sweep
+
+        return run_sweep(config, options.sweep, options, console)
+    work = workload_of(config, options.hardware, options.gpus)
+    if options.verify:
+        from disaggkd_cli.planner.verify import verify_command
+
+        return verify_command(config, work, options.json, console)
+    if options.measure or options.calibrate:
+        from disaggkd_cli.planner.measure import measure_command
+
+        return measure_command(work, options.measure, options.calibrate, options.output, options.json, console)
+    plan = make_plan(work, options.gpus, with_knobs=options.explain is None)
+    _print(plan, options, console)
+    return EXIT_FITS if plan.verdict.mode else EXIT_NOTHING_FITS
+
+
+def _print(plan: Plan, options: PlanOptions, console: Console) -> None:
+    if options.explain:
+        from disaggkd_cli.planner.explain import explain
+
+        console.print(explain(plan, options.explain), markup=False, highlight=False, soft_wrap=True)
+        return
+    simulated = None
+    if options.simulate:
+        from disaggkd_cli.planner.simulate import simulate_plan
+
+        simulated = simulate_plan(plan)
+    if options.html:
+        from disaggkd_cli.planner.report_html import render_html
+
+        _write(Path(options.html), render_html(plan))
+    if options.json:
+        figures = as_json(plan)
+        if simulated is not None:
+            figures["simulation"] = [vars(one) for one in simulated]
+        console.print(json.dumps(figures, indent=2), markup=False, highlight=False, soft_wrap=True)
+        return
+    from disaggkd_cli.planner.report_text import print_plan
+
+    print_plan(plan, console)
+    if simulated is not None:
+        from disaggkd_cli.planner.simulate import simulation_table
+
+        console.print(simulation_table(plan, simulated))
+    if options.html:
+        console.print(f"wrote {options.html}")
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"--html: {path} cannot be written: {error.strerror}") from None

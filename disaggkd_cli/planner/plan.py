@@ -1,0 +1,180 @@
+"""The plan of a run: the three modes side by side, the verdict, and everything as plain data for `--json`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from disaggkd_cli.planner.constants import CONSTANTS, ERROR_BANDS, NOT_MODELLED
+from disaggkd_cli.planner.fit import Knob, fits, frontier, knobs, roles_of, usable
+from disaggkd_cli.planner.memory import RankMemory
+from disaggkd_cli.planner.split import Split, ideal_ratio, splits
+from disaggkd_cli.planner.terms import Term
+from disaggkd_cli.planner.timing import Timing, colocated_timing, disaggregated_timing, recommended_ring_depth
+from disaggkd_cli.planner.traffic import Traffic, traffic
+from disaggkd_cli.planner.verdict import Verdict, decide, gpus_of, why_not
+from disaggkd_cli.planner.workload import MODES, Workload
+
+
+@dataclass(frozen=True)
+class ModePlan:
+    """One mode: does it fit, what each kind of rank holds, how fast it is, and how far it could go."""
+
+    mode: str
+    work: Workload
+    fits: bool
+    ranks: dict[str, RankMemory]
+    usable: dict[str, Term]
+    timing: Timing
+    max_micro_batch_tokens: int
+    why_not: str | None
+    knobs: list[Knob] = field(default_factory=list)
+
+    @property
+    def gpus(self) -> int:
+        return gpus_of(self.work, self.mode)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What `plan` knows of one config."""
+
+    work: Workload
+    modes: dict[str, ModePlan]
+    verdict: Verdict
+    traffic: Traffic
+    ratio: float
+    ring_depth: int
+    splits: list[Split]
+    gpus: int | None = None
+
+
+def make_plan(work: Workload, gpus: int | None = None, *, with_knobs: bool = True) -> Plan:
+    """Plan `work` in all three modes.
+
+    Args:
+        gpus: a number of GPUs to divide. Colocated modes then take all of them, and disaggregated the best split.
+    """
+    divided = splits(work, gpus) if gpus else []
+    colocated, apart = work, work
+    if gpus:
+        replicate = work.replicate if gpus % work.replicate == 0 else 1
+        colocated = work.with_(student_ranks=gpus, replicate=replicate)
+    if divided:
+        best = divided[0]
+        replicate = work.replicate if best.student_ranks % work.replicate == 0 else 1
+        apart = work.with_(
+            student_ranks=best.student_ranks, replicas=best.replicas, ranks_per_replica=best.ranks_per_replica, replicate=replicate
+        )
+        apart = apart.with_(ring_depth=max(apart.ring_depth, recommended_ring_depth(apart)))
+    works = {"colocated_full": colocated, "colocated_fused": colocated, "disaggregated_fused": apart}
+    modes = {mode: _mode_plan(works[mode], mode, with_knobs) for mode in MODES}
+    verdict = decide({mode: (one.work, one.fits, one.timing) for mode, one in modes.items()})
+    return Plan(apart, modes, verdict, traffic(apart), ideal_ratio(apart), recommended_ring_depth(apart), divided[:5], gpus)
+
+
+def _mode_plan(work: Workload, mode: str, with_knobs: bool) -> ModePlan:
+    ranks = roles_of(work, mode)
+    timing = disaggregated_timing(work) if mode == "disaggregated_fused" else colocated_timing(work, fused=mode == "colocated_fused")
+    fitting = fits(work, mode)
+    return ModePlan(
+        mode=mode,
+        work=work,
+        fits=fitting,
+        ranks=ranks,
+        usable={role: usable(work, role) for role in ranks},
+        timing=timing,
+        max_micro_batch_tokens=frontier(work, mode),
+        why_not=None if fitting else why_not(work, mode),
+        knobs=knobs(work, mode) if with_knobs else [],
+    )
+
+
+def as_json(plan: Plan) -> dict[str, Any]:
+    """The plan as plain data, under the names of the contract."""
+    work = plan.work
+    return {
+        "teacher": _model(work, "teacher"),
+        "student": _model(work, "student"),
+        "hardware": {
+            "gpu": work.cluster.student_gpu.name,
+            "teacher_gpu": work.cluster.teacher_gpu.name,
+            "gpus_per_node": work.cluster.gpus_per_node,
+            "nic_gbps": work.cluster.nic_gb_per_s * 8,
+        },
+        "micro_batch_tokens": work.micro_batch_tokens,
+        "modes": {mode: _mode(one) for mode, one in plan.modes.items()},
+        "recommendation": {"mode": plan.verdict.mode, "reason": plan.verdict.reason},
+        "teacher_to_student_ratio": plan.ratio,
+        "ring_depth": plan.ring_depth,
+        "splits": [vars(split) for split in plan.splits],
+        "assumptions": {name: vars(one) for name, one in CONSTANTS.items()},
+        "calibrated_from": work.efficiency.calibrated_from,
+        "error_bands": ERROR_BANDS,
+        "not_modelled": NOT_MODELLED,
+    }
+
+
+def _model(work: Workload, side: str) -> dict[str, Any]:
+    shape = getattr(work, side)
+    counted = getattr(work, f"{side}_parameters")
+    return {
+        "model": shape.name,
+        "source": shape.source,
+        "parameters": counted.total,
+        "active_parameters": counted.active,
+        "hidden_size": shape.hidden,
+        "vocabulary_size": shape.vocabulary,
+        "layers": len(shape.layers),
+    }
+
+
+def _mode(one: ModePlan) -> dict[str, Any]:
+    work, flow = one.work, traffic(one.work)
+    apart = one.mode == "disaggregated_fused"
+    hours = 1e6 / one.timing.tokens_per_second / 3600 * one.gpus
+    figures = {
+        "fits": one.fits,
+        "gpus": one.gpus,
+        "ranks": {role: _rank(memory, one.usable[role], _count(work, role)) for role, memory in one.ranks.items()},
+        "traffic": {
+            "hidden_states_bytes_per_token": flow.hidden_states.value if apart else 0,
+            "logits_bytes_per_token": flow.logits.value,
+            "top_k_bytes_per_token": flow.top_k.value,
+            "request_bytes_per_token": flow.request.value if apart else 0,
+            "hidden_states_bytes_per_step": flow.hidden_states.value * work.rows * work.accumulation * work.student_ranks if apart else 0,
+            "fsdp_bytes_per_micro_batch": flow.fsdp.value,
+            "teacher_gather_bytes_per_micro_batch": 0 if apart else flow.colocated_teacher.value,
+            "vocabulary_parallel_bytes_per_micro_batch": flow.vocabulary_parallel.value,
+        },
+        "tokens_per_second": one.timing.tokens_per_second,
+        "step_seconds": work.step_tokens / one.timing.tokens_per_second,
+        "teacher_micro_batch_seconds": one.timing.teacher.value,
+        "student_micro_batch_seconds": one.timing.student.value,
+        "rates": one.timing.rates,
+        "bottleneck": one.timing.bottleneck,
+        "stall_share": one.timing.stall_share,
+        "idle_share": one.timing.idle_share,
+        "gpu_hours_per_million_tokens": hours,
+        "max_micro_batch_tokens": one.max_micro_batch_tokens,
+        "what_moves_it": [{"change": knob.change, "max_micro_batch_tokens": knob.max_micro_batch_tokens} for knob in one.knobs],
+        "why_not": one.why_not,
+    }
+    if work.price_per_hour is not None:
+        figures["cost_per_million_tokens"] = hours * work.price_per_hour
+    return figures
+
+
+def _count(work: Workload, role: str) -> int:
+    return work.teacher_ranks if role == "teacher" else work.student_ranks
+
+
+def _rank(memory: RankMemory, allowed: Term, count: int) -> dict[str, Any]:
+    return {
+        "count": count,
+        "peak_bytes": round(memory.peak_bytes),
+        "usable_bytes": round(allowed.value),
+        "binding_phase": memory.binding.name,
+        "phases": {phase.name: round(phase.bytes) for phase in memory.phases},
+        "components": {one.name: round(one.value) for one in memory.binding.terms},
+    }

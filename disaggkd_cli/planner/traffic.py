@@ -1,0 +1,74 @@
+"""Bytes on every link: per token between teacher and student, per micro-batch inside a sharded model; and what links give."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from disaggkd_cli.planner.constants import constant
+from disaggkd_cli.planner.hardware import Gpu
+from disaggkd_cli.planner.terms import Term, term
+from disaggkd_cli.planner.workload import Cluster, Workload
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What travels. Per-token figures are per supervised token; collectives are per micro-batch and rank, sent or received."""
+
+    hidden_states: Term
+    logits: Term
+    top_k: Term
+    request: Term
+    fsdp: Term
+    colocated_teacher: Term
+    vocabulary_parallel: Term
+
+
+def traffic(work: Workload) -> Traffic:
+    """The bytes of one run's links."""
+    width, vocabulary = work.teacher.hidden, work.teacher.vocabulary
+    return Traffic(
+        hidden_states=term("hidden states", "H_t * w", "payload of one row", H_t=width, w=work.wire_bytes),
+        logits=term("logits", "2 * V_t", "bfloat16 logits of one row, for comparison", V_t=vocabulary),
+        top_k=term("top-64", "6 * k", "int32 id and bfloat16 value, for comparison; exact only for k = V", k=64),
+        request=term(
+            "request", "4 + 4 * supervised + 4 / S", "int32 token ids, row indices, and one length a document",
+            supervised=work.supervised, S=work.sequence,
+        ),
+        fsdp=_fsdp(work),
+        colocated_teacher=term(
+            "teacher all-gather", "b_t * N_t * (W - 1) / W", "colocated: the whole backbone once per micro-batch, forward only",
+            b_t=work.teacher_bytes, N_t=work.teacher_parameters.backbone, W=work.student_ranks,
+        ),
+        vocabulary_parallel=term(
+            "vocabulary-parallel rows", "(G - 1) * R * (H_s * b + H_t * b_t) + 2 * (G - 1) * R * H_s * b",
+            "rows gathered to every shard of the heads, and the gradients of the student's rows reduced",
+            G=work.student_ranks if work.vocabulary_parallel else 1, R=work.rows, H_s=work.student.hidden, H_t=width,
+            b=work.student_bytes, b_t=work.teacher_bytes,
+        ),
+    )  # fmt: skip
+
+
+def _fsdp(work: Workload) -> Term:
+    parameters = work.student_parameters
+    formula = "(b * N + b * N_layers + 4 * trained * N * reduced) * (W - 1) / W"
+    if work.replicate > 1:
+        formula += " + 2 * 4 * trained * N / W * (C - 1) / C"
+    return term(
+        "FSDP collectives", formula,
+        "all-gather in forward, again in backward (the root stays whole), reduce-scatter of float32 gradients on the last micro-batch",
+        b=work.student_bytes, N=parameters.total, N_layers=parameters.layers, trained=work.trained,
+        W=work.shard_ranks, C=work.replicate, reduced=1 / work.accumulation,
+    )  # fmt: skip
+
+
+def collective_rate(cluster: Cluster, ranks: int, gpu: Gpu) -> float:
+    """GB/s at which one rank sends or receives in a large collective: NVLink inside a node, all of a node's NICs across nodes."""
+    inside = gpu.nvlink_gb_per_s * constant("nvlink_efficiency") or gpu.pcie_gb_per_s * constant("pcie_efficiency")
+    if ranks <= cluster.gpus_per_node:
+        return inside
+    return min(inside, cluster.gpus_per_node * constant("nic_efficiency") * cluster.nic_gb_per_s)
+
+
+def link_rate(cluster: Cluster) -> float:
+    """GB/s of one rank's links between teacher and student."""
+    return cluster.nic_gb_per_s * constant("point_to_point_efficiency")
