@@ -1,0 +1,171 @@
+"""Loading models and heads, and what is said when it does not work."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from disaggkd_cli.config import Config, FromTeacherConfig
+from disaggkd_cli.errors import UserError
+from disaggkd_cli.models import (
+    build_student,
+    head_of,
+    load_causal_lm,
+    load_config,
+    load_head,
+    model_fingerprint,
+    resolve_source,
+)
+from tests.support.models import FAMILIES, tiny_model
+
+
+@pytest.fixture
+def saved(tmp_path):
+    def save(family="llama", name="model", **changes):
+        model = tiny_model(family, **changes)
+        model.save_pretrained(tmp_path / name)
+        return model, tmp_path / name
+
+    return save
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_head_alone_is_the_models_head(saved, family):
+    model, path = saved(family)
+    alone = load_head(resolve_source(str(path)), torch.float32, "teacher.model")
+    whole = head_of(model)
+    assert torch.equal(alone.weight, whole.weight)
+    assert (alone.bias is None) == (whole.bias is None)
+    assert (alone.scale, alone.softcap) == (whole.scale, whole.softcap)
+
+
+def test_the_head_of_a_sharded_checkpoint(saved, tmp_path):
+    model, _ = saved()
+    model.save_pretrained(tmp_path / "sharded", max_shard_size="10KB")
+    assert (tmp_path / "sharded" / "model.safetensors.index.json").exists()
+    alone = load_head(resolve_source(str(tmp_path / "sharded")), torch.float32, "teacher.model")
+    assert torch.equal(alone.weight, model.lm_head.weight)
+
+
+def test_a_loaded_model_is_the_saved_one_in_eval_mode(saved):
+    model, path = saved()
+    loaded = load_causal_lm(resolve_source(str(path)), torch.float32, "teacher.model")
+    assert not loaded.training
+    assert all(torch.equal(a, b) for a, b in zip(loaded.parameters(), model.parameters(), strict=True))
+    assert load_causal_lm(resolve_source(str(path)), torch.bfloat16, "teacher.model").dtype == torch.bfloat16
+
+
+def test_missing_weights_are_an_error(saved):
+    _, path = saved()
+    tensors = load_file(path / "model.safetensors")
+    del tensors["model.layers.2.mlp.up_proj.weight"]
+    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UserError, match=r"lacks 1 weights of a llama model, first model.layers.2.mlp.up_proj.weight"):
+        load_causal_lm(resolve_source(str(path)), torch.float32, "teacher.model")
+
+
+def test_damaged_weights_are_an_error(saved):
+    _, path = saved()
+    whole = (path / "model.safetensors").read_bytes()
+    (path / "model.safetensors").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(UserError, match="teacher.model"):
+        load_causal_lm(resolve_source(str(path)), torch.float32, "teacher.model")
+    with pytest.raises(UserError, match="damaged"):
+        load_head(resolve_source(str(path)), torch.float32, "teacher.model")
+
+
+def test_what_is_no_model(tmp_path):
+    with pytest.raises(UserError, match="holds no config.json"):
+        load_config(resolve_source(str(tmp_path)), "teacher.model")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "no_such_family"}))
+    with pytest.raises(UserError, match="teacher.model: .* cannot be loaded"):
+        load_config(resolve_source(str(tmp_path)), "teacher.model")
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(UserError, match="teacher.model"):
+        load_config(resolve_source(str(tmp_path)), "teacher.model")
+
+
+def test_code_in_a_model_directory_is_not_run(saved, tmp_path):
+    _, path = saved()
+    canary = tmp_path / "canary"
+    (path / "evil.py").write_text(f"open({str(canary)!r}, 'w').close()\nclass Evil: pass\n")
+    config = json.loads((path / "config.json").read_text())
+    config["auto_map"] = {"AutoConfig": "evil.Evil", "AutoModelForCausalLM": "evil.Evil"}
+    (path / "config.json").write_text(json.dumps(config))
+    load_causal_lm(resolve_source(str(path)), torch.float32, "teacher.model")
+    assert not canary.exists()
+
+
+def test_weights_that_are_a_pickle_are_not_unpickled(saved, tmp_path):
+    _, path = saved()
+    (path / "model.safetensors").unlink()
+    canary = tmp_path / "canary"
+
+    class Evil:
+        def __reduce__(self):
+            return (open, (str(canary), "w"))
+
+    torch.save({"x": Evil()}, path / "pytorch_model.bin")
+    with pytest.raises(UserError, match="teacher.model"):
+        load_causal_lm(resolve_source(str(path)), torch.float32, "teacher.model")
+    assert not canary.exists()
+
+
+def student_config(path, **student) -> Config:
+    config = Config()
+    config.teacher.model = str(path)
+    for name, value in student.items():
+        setattr(config.student, name, value)
+    return config
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2", "gpt2", "qwen3_moe"])
+@pytest.mark.parametrize("layers", ["every_2", [1, 3]])
+def test_a_student_of_the_teachers_layers(saved, family, layers):
+    teacher, path = saved(family)
+    student = build_student(student_config(path, from_teacher=FromTeacherConfig(layers)))
+    kept = [0, 2] if layers == "every_2" else layers
+    own, theirs = student.state_dict(), teacher.state_dict()
+    prefix = "transformer.h." if family == "gpt2" else "model.layers."
+    for position, number in enumerate(kept):
+        names = [name for name in theirs if name.startswith(f"{prefix}{number}.")]
+        assert names
+        for name in names:
+            mine = name.replace(f"{prefix}{number}.", f"{prefix}{position}.", 1)
+            assert torch.equal(own[mine], theirs[name])
+    assert torch.equal(head_of(student).weight, head_of(teacher).weight)
+    assert head_of(student).weight.data_ptr() != head_of(teacher).weight.data_ptr()
+
+
+def test_layers_that_are_not_there(saved):
+    _, path = saved()
+    with pytest.raises(UserError, match="4 is not there; the teacher has layers 0 to 3"):
+        build_student(student_config(path, from_teacher=FromTeacherConfig([0, 4])))
+
+
+def test_per_layer_settings_follow_the_layers(saved):
+    _, path = saved("gemma2")
+    student = build_student(student_config(path, from_teacher=FromTeacherConfig([1, 3])))
+    assert student.config.layer_types == ["full_attention", "full_attention"]
+
+
+def test_fresh_weights_follow_the_seed(saved):
+    _, path = saved()
+    first = build_student(student_config(path, from_config=str(path)))
+    again = build_student(student_config(path, from_config=str(path / "config.json")))
+    other = student_config(path, from_config=str(path))
+    other.seed = 1
+    assert torch.equal(first.lm_head.weight, again.lm_head.weight)
+    assert not torch.equal(first.lm_head.weight, build_student(other).lm_head.weight)
+
+
+def test_fingerprints_tell_models_apart(saved, tmp_path):
+    _, path = saved()
+    shutil.copytree(path, tmp_path / "copy")
+    assert model_fingerprint(resolve_source(str(path))) == model_fingerprint(resolve_source(str(tmp_path / "copy")))
+    data = bytearray((path / "model.safetensors").read_bytes())
+    data[-5] ^= 1
+    (tmp_path / "copy" / "model.safetensors").write_bytes(bytes(data))
+    assert model_fingerprint(resolve_source(str(path))) != model_fingerprint(resolve_source(str(tmp_path / "copy")))
