@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
+from torch.distributed.checkpoint import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.state_dict import get_state_dict
 
@@ -129,7 +130,7 @@ class Checkpointer:
         try:
             writer = HuggingFaceStorageWriter(str(aside), save_distributed=True)
             future = dcp.async_save(training_state(module, optimizer), storage_writer=writer, process_group=self.group)
-        except Exception as failure:  # whatever the file system or torch.distributed.checkpoint raises
+        except (Exception, CheckpointException) as failure:  # the latter is no Exception
             raise self._failure(step, failure) from failure
 
         def finish() -> None:
@@ -204,7 +205,7 @@ def load_training_state(
             storage_reader=HuggingFaceStorageReader(str(checkpoint.directory)),
             process_group=group,
         )
-    except Exception as error:  # torch.distributed.checkpoint wraps every cause in a class of its own
+    except (Exception, CheckpointException) as error:  # the latter is no Exception
         raise UserError(
             f"{checkpoint.directory}: does not fit this student ({_cause(error)}); "
             "resume with the config that wrote it, or start in another run_dir"
