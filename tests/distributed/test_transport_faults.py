@@ -34,8 +34,8 @@ def lost(record):
 
 
 def test_two_students_and_two_teachers_end_cleanly_and_listen_on_loopback_only(peers):
-    teachers = [peers.teacher(number) for number in range(2)]
-    students = [peers.student(rank, stop=60, pause=0.02) for rank in range(2)]
+    teachers = [peers.teacher(number, fresh=True) for number in range(2)]
+    students = [peers.student(rank, stop=60, pause=0.02, fresh=True) for rank in range(2)]
     for student in students:
         student.await_line("step 5")
     assert peers.listening_addresses() == {"127.0.0.1"}
@@ -189,7 +189,7 @@ def test_a_killed_student_resumes_with_the_same_teachers(peers):
     first = peers.student(0, stop=100)
     first.await_line("step 30\n")
     first.signal(signal.SIGKILL)
-    first.process.wait(10)
+    first.await_end()
     record = peers.student(0, start=20, stop=60).result()
     assert_undisturbed(record, 20, 60)
     assert [teacher.result()["reason"] for teacher in teachers] == ["finished"] * 2
@@ -201,7 +201,7 @@ def test_teachers_outlive_a_rendezvous_that_vanishes_with_the_student(peers, unu
     first = peers.student(0, endpoint=unused_endpoint, host="yes", stop=100)
     first.await_line("step 30\n")
     first.signal(signal.SIGKILL)
-    first.process.wait(10)
+    first.await_end()
     record = peers.student(0, endpoint=unused_endpoint, host="yes", start=20, stop=60).result()
     assert_undisturbed(record, 20, 60)
     assert teacher.result()["reason"] == "finished"

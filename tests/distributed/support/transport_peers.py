@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -19,7 +21,8 @@ from transport_parts import WIDTH, fake_hidden, make_requests
 from disaggkd_cli.transport import open_store
 
 SUPPORT = Path(__file__).parent
-WIRE = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+FORK_SERVER = multiprocessing.get_context("forkserver")
+FORK_SERVER.set_forkserver_preload(["disaggkd_cli.transport"])
 
 
 def expected_digest(start: int, stop: int, seed: int = 1, sequence: int = 100, width: int = WIDTH) -> str:
@@ -32,33 +35,50 @@ def expected_digest(start: int, stop: int, seed: int = 1, sequence: int = 100, w
 
 
 class Peer:
-    """One process of the test and the files it writes."""
+    """One process of the test and the files it writes.
 
-    def __init__(self, script: str, arguments: list[str], folder: Path, environment: dict[str, str]):
+    Processes are forked from a server that has torch imported already (an import costs more than a whole test);
+    with `fresh` they start as a user's would.
+    """
+
+    def __init__(self, script: str, arguments: list[str], folder: Path, environment: dict[str, str], fresh: bool):
         self.name = arguments[0]
-        self._out = open(folder / f"{time.monotonic_ns()}.out", "w+")
-        self._err = open(folder / f"{time.monotonic_ns()}.err", "w+")
-        self.process = subprocess.Popen(
-            [sys.executable, str(SUPPORT / script), *arguments],
-            stdout=self._out,
-            stderr=self._err,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR", **environment},
-        )
-        self.pid = self.process.pid
+        self._out = folder / f"{time.monotonic_ns()}.out"
+        self._err = folder / f"{time.monotonic_ns()}.err"
+        self._err.touch()
+        environment = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR", **environment}
+        if fresh:
+            with open(self._out, "w") as out, open(self._err, "w") as err:
+                command = [sys.executable, str(SUPPORT / f"{script}.py"), *arguments]
+                self._process = subprocess.Popen(command, stdout=out, stderr=err, env={**os.environ, **environment})
+        else:
+            run = (script, arguments, str(self._out), str(self._err), environment)
+            self._process = FORK_SERVER.Process(target=run_redirected, args=run, daemon=True)
+            self._process.start()
+        self.pid = self._process.pid
 
     def errors(self) -> str:
-        return Path(self._err.name).read_text()
+        return self._err.read_text()
 
     def signal(self, number: int) -> None:
         os.kill(self.pid, number)
 
+    def exit_code(self) -> int | None:
+        """Return the exit code, or None while the process runs."""
+        return self._process.exitcode if hasattr(self._process, "exitcode") else self._process.poll()
+
+    def await_end(self, seconds: float = 30) -> int:
+        """Wait for the end and return the exit code."""
+        deadline = time.monotonic() + seconds
+        while (code := self.exit_code()) is None:
+            assert time.monotonic() < deadline, f"{self.name} still runs after {seconds} s:\n{self.errors()[-3000:]}"
+            time.sleep(0.01)
+        return code
+
     def result(self, seconds: float = 60) -> dict:
         """Wait for the end and return the JSON record that the process printed last."""
-        try:
-            code = self.process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            raise AssertionError(f"{self.name} still runs after {seconds} s:\n{self.errors()[-3000:]}") from None
-        text = Path(self._out.name).read_text()
+        code = self.await_end(seconds)
+        text = self._out.read_text() if self._out.exists() else ""
         assert code == 0 and text.strip(), f"{self.name} ended with {code}:\n{self.errors()[-3000:]}"
         return json.loads(text.strip().splitlines()[-1])
 
@@ -66,16 +86,23 @@ class Peer:
         """Wait until the process has written a line with `part` to its standard error."""
         deadline = time.monotonic() + seconds
         while part not in self.errors():
-            assert self.process.poll() is None, f"{self.name} ended before {part!r}:\n{self.errors()[-3000:]}"
+            assert self.exit_code() is None, f"{self.name} ended before {part!r}:\n{self.errors()[-3000:]}"
             assert time.monotonic() < deadline, f"{self.name} never said {part!r}:\n{self.errors()[-3000:]}"
-            time.sleep(0.02)
+            time.sleep(0.01)
 
     def end(self) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-            self.process.wait(10)
-        self._out.close()
-        self._err.close()
+        if self.exit_code() is None:
+            self.signal(signal.SIGKILL)
+            self.await_end()
+
+
+def run_redirected(script: str, arguments: list[str], out: str, err: str, environment: dict[str, str]) -> None:
+    """Run a support script's main in this forked process, with its output in files."""
+    for path, number in ((out, 1), (err, 2)):
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(descriptor, number)
+    os.environ.update(environment)
+    importlib.import_module(script).main(arguments)
 
 
 class Peers:
@@ -89,15 +116,15 @@ class Peers:
 
     def teacher(self, number: int = 0, fault: str = "", **options) -> Peer:
         environment = {"DISAGGKD_TESTING": "1", "DISAGGKD_FAULT": fault} if fault else {}
-        return self._start("transport_teacher.py", f"teacher {number}", environment, options)
+        return self._start("transport_teacher", f"teacher {number}", environment, options)
 
     def student(self, rank: int = 0, **options) -> Peer:
-        return self._start("transport_student.py", str(rank), {}, options)
+        return self._start("transport_student", str(rank), {}, options)
 
     def _start(self, script: str, role: str, environment: dict[str, str], options: dict) -> Peer:
-        endpoint = options.pop("endpoint", self.endpoint)
+        endpoint, fresh = options.pop("endpoint", self.endpoint), options.pop("fresh", False)
         pairs = [f"{key}={value}" for key, value in options.items()]
-        peer = Peer(script, [role, endpoint, *pairs], self.folder, environment)
+        peer = Peer(script, [role, endpoint, *pairs], self.folder, environment, fresh)
         self.all.append(peer)
         return peer
 
@@ -105,14 +132,14 @@ class Peers:
         """Return every address on which a running process of the test listens."""
         found = set()
         for peer in self.all:
-            if peer.process.poll() is None:
+            if peer.exit_code() is None:
                 connections = psutil.Process(peer.pid).net_connections(kind="inet")
                 found |= {c.laddr.ip.removeprefix("::ffff:") for c in connections if c.status == psutil.CONN_LISTEN}
         return found
 
     def end(self) -> None:
         for peer in self.all:
-            if peer.process.poll() is None:
+            if peer.exit_code() is None:
                 peer.signal(signal.SIGCONT)
         for peer in self.all:
             peer.end()

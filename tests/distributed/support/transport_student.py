@@ -18,8 +18,8 @@ from disaggkd_cli.errors import DisaggkdError
 from disaggkd_cli.transport import HiddenStateRing, Identity, StopReason, TeacherPool, TeachersLost, open_store
 
 
-def main() -> None:
-    rank, endpoint, *pairs = sys.argv[1:]
+def main(arguments: list[str]) -> None:
+    rank, endpoint, *pairs = arguments
     options = dict(pair.split("=") for pair in pairs)
     width = int(options.get("width", WIDTH))
     sequence = int(options.get("sequence", 100))
@@ -71,4 +71,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

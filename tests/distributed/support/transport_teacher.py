@@ -13,8 +13,8 @@ from transport_parts import WIDTH, fake_hidden
 from disaggkd_cli.transport import Identity, open_store, serve
 
 
-def main() -> None:
-    role, endpoint, *pairs = sys.argv[1:]
+def main(arguments: list[str]) -> None:
+    role, endpoint, *pairs = arguments
     options = dict(pair.split("=") for pair in pairs)
     width = int(options.get("width", WIDTH))
     pause = float(options.get("pause", 0))
@@ -39,4 +39,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])
