@@ -55,8 +55,9 @@ def is_loopback(host: str) -> bool:
 def resolve_bind(bind: str, endpoint: str) -> str:
     """Return the address that links listen on, for `form_link`, from `launch.bind` and the rendezvous endpoint.
 
-    `loopback` is for one machine. `auto` takes the address of the interface that leads to the rendezvous (or leaves
-    the choice to gloo when `GLOO_SOCKET_IFNAME` names an interface). Anything else is an address of this machine.
+    `loopback` is for one machine. `all` and `auto` take the address of the interface that leads to the rendezvous (or
+    leave the choice to gloo when `GLOO_SOCKET_IFNAME` names an interface): a link listens on one address only, the
+    one it tells its peer. Anything else is an address of this machine.
 
     Raises:
         UserError: `loopback` with a rendezvous on another address, or a host that cannot be resolved.
@@ -66,10 +67,10 @@ def resolve_bind(bind: str, endpoint: str) -> str:
         if not is_loopback(host):
             raise UserError(
                 f"launch.bind=loopback, but launch.rendezvous={endpoint} is not on loopback; "
-                "set launch.bind=auto, or to this machine's address, to let other machines connect"
+                "set launch.bind=all, or to this machine's address, to let other machines connect"
             )
         return bind
-    if bind != "auto":
+    if bind not in ("auto", "all"):
         return bind
     if os.environ.get("GLOO_SOCKET_IFNAME"):
         return "auto"

@@ -1,11 +1,11 @@
 """Faults on demand, for tests. Without `DISAGGKD_TESTING=1` in the environment nothing here ever happens.
 
-`DISAGGKD_FAULT` holds comma-separated orders `role@point:action:argument`, for example
-`teacher 1@payload:flip:3` (damage the third payload that teacher 1 sends) or `teacher 0@forward:sleep:0.2`.
-Points and their actions:
-  forward   sleep:SECONDS (each forward)   raise:N   hang:N (an hour)   nan:N   kill:N   stop:N (SIGSTOP)
-  ready     rows:N   width:N   hash:N   size:N   (the N-th READY header lies)
-  payload   flip:N (one bit, after the checksum)   kill:N (SIGKILL while the payload travels)   stop:N
+`DISAGGKD_FAULT` holds comma-separated orders `role.point:action[:argument][@n]`, for example
+`teacher 1.payload:flip@3` (damage the third payload that teacher 1 sends) or `teacher 0.forward:sleep:0.2`.
+Points and their actions, each at the n-th visit of the point (default 1), `sleep` without `@n` at every one:
+  forward   sleep:SECONDS   raise   hang (an hour)   nan   kill   stop (SIGSTOP)
+  ready     rows   width   hash   size   (the READY header lies)
+  payload   flip (one bit, after the checksum)   kill (SIGKILL while the payload travels)   stop
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ class Faults:
     """The faults ordered for one role."""
 
     def __init__(self, role: str):
-        self._orders: list[tuple[str, str, float]] = []
+        self._orders: list[tuple[str, str, float, int]] = []
         self._passed: Counter[str] = Counter()
         if os.environ.get("DISAGGKD_TESTING") != "1":
             return
         for order in filter(None, os.environ.get("DISAGGKD_FAULT", "").split(",")):
-            wanted, _, rest = order.partition("@")
-            point, action, argument = rest.split(":")
-            if wanted == role:
-                self._orders.append((point, action, float(argument)))
+            what, _, visit = order.partition("@")
+            place, action, *argument = what.split(":")
+            if place.startswith(f"{role}."):
+                seconds = float(argument[0]) if argument else 0.0
+                self._orders.append((place.removeprefix(f"{role}."), action, seconds, int(visit or 0)))
 
     def at_forward(self, hidden: Tensor) -> Tensor:
         """Disturb the result of a forward."""
@@ -55,24 +56,25 @@ class Faults:
             header = replace(header, **{name: getattr(header, name) ^ 1})
         return header
 
-    def at_payload(self, payload: Tensor) -> None:
-        """Damage a payload in its send buffer, or this process while it travels."""
+    def at_payload(self, payload: Tensor) -> Tensor:
+        """Damage a payload after its checksum was taken, or this process while it travels."""
         for action in self._due("payload"):
             if action == "flip" and payload.numel():
+                payload = payload.clone()
                 payload[payload.numel() // 2] ^= 4
             _disturb_process(action, delay=0.003)
+        return payload
 
     def _due(self, point: str) -> list[str]:
         if not self._orders:
             return []
         self._passed[point] += 1
         due = []
-        for where, action, argument in self._orders:
-            if where != point:
+        for where, action, seconds, visit in self._orders:
+            if where != point or self._passed[point] != (visit or (self._passed[point] if seconds else 1)):
                 continue
-            if action == "sleep":
-                time.sleep(argument)
-            elif self._passed[point] == argument:
+            time.sleep(seconds)
+            if action != "sleep":
                 due.append(action)
         return due
 

@@ -12,11 +12,18 @@ from dataclasses import asdict
 import torch.distributed as dist
 
 from disaggkd_cli.errors import RunError
+from disaggkd_cli.transport.addresses import resolve_bind
 from disaggkd_cli.transport.errors import IncompatiblePeer, TeachersLost
 from disaggkd_cli.transport.identity import Identity, compare_identities
 from disaggkd_cli.transport.ledger import Entry, Ledger
 from disaggkd_cli.transport.protocol import StopReason
-from disaggkd_cli.transport.rendezvous import HEARTBEAT_SECONDS, announced_teachers, begin_student, end_student
+from disaggkd_cli.transport.rendezvous import (
+    HEARTBEAT_SECONDS,
+    announced_teachers,
+    begin_student,
+    end_student,
+    store_endpoint,
+)
 from disaggkd_cli.transport.student_link import StudentLink, TeacherRecord
 
 _DISCOVERY_SECONDS = 0.2
@@ -35,7 +42,7 @@ class TeacherPool:
         identity: what this student rank says of itself.
         timeout: seconds for any one transfer, and for one forward of a teacher (`transport.timeout`).
         teacher_wait: seconds without any teacher after which `TeachersLost` is raised (`transport.teacher_wait`).
-        bind: see `form_link`.
+        bind: `launch.bind`, see `resolve_bind`.
         leader: student rank 0 passes True: it tells the teachers through the store when the student ends for good.
         on_event: called with one line when a link joins or dies, from a background thread.
     """
@@ -54,7 +61,7 @@ class TeacherPool:
         self.identity = identity
         self.timeout = timeout
         self.teacher_wait = teacher_wait
-        self.bind = bind
+        self.bind = resolve_bind(bind, store_endpoint(store))
         self.leader = leader
         self.changed = threading.Condition()
         self.ledger = Ledger()

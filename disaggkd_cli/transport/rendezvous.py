@@ -81,6 +81,13 @@ def _answers(host: str, port: int) -> bool:
         return False
 
 
+def store_endpoint(store: dist.Store) -> str:
+    """Return `host:port` of a TCPStore, also when prefixes are wrapped around it."""
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    return f"{store.host}:{store.port}"
+
+
 @dataclass(frozen=True)
 class Announcement:
     """A teacher rank as the store shows it."""

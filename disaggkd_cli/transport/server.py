@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import torch.distributed as dist
 from torch import Tensor
 
-from disaggkd_cli.errors import RunError
+from disaggkd_cli.errors import RunError, UserError
+from disaggkd_cli.transport.addresses import resolve_bind
 from disaggkd_cli.transport.faults import Faults
 from disaggkd_cli.transport.identity import Identity
 from disaggkd_cli.transport.meter import BusyMeter
@@ -24,11 +25,12 @@ from disaggkd_cli.transport.rendezvous import (
     announce_teacher,
     beat,
     new_invitations,
+    store_endpoint,
     student_end,
     withdraw_teacher,
 )
 from disaggkd_cli.transport.teacher_link import SEND_BUFFERS, Asked, Reply, TeacherLink
-from disaggkd_cli.transport.wire import encode_payload, payload_bytes, payload_checksum, wire_code
+from disaggkd_cli.transport.wire import encode_payload, needs_no_buffer, payload_bytes, payload_checksum, wire_code
 
 _WATCH_SECONDS = 0.1
 _LINGER_SECONDS = 5.0
@@ -66,11 +68,14 @@ def serve(
     Args:
         connect: opens the rendezvous store (`open_store(...)`); called again when the store vanished with its host.
         identity: what this teacher says of itself; `hidden_size` and `wire_dtype` define the payload.
-        forward: Request -> hidden states [R, H_t] of its rows, finite, any float dtype, on any device.
+        forward: Request -> hidden states [R, H_t] of its rows, finite, any float dtype, on any device; a tensor that
+            stays unchanged afterwards, since it may be sent from where it lies.
         timeout: seconds for any one transfer (`transport.timeout`), the same on both sides.
+        bind: `launch.bind`, see `resolve_bind`.
         checksum: put a crc32 into each READY.
 
     Raises:
+        UserError: a port, an address or an endpoint that cannot be.
         RunError: the rendezvous was never there, or `MOST_FAILURES` forwards in a row raised.
     """
     server = TeacherServer(connect, identity, timeout, student_wait, bind, checksum, on_event)
@@ -105,7 +110,7 @@ class TeacherServer:
         self.identity = identity
         self.timeout = timeout
         self.student_wait = student_wait
-        self.bind = bind
+        self.bind = self._bind = bind
         self.checksum = checksum
         self.changed = threading.Condition()
         self._connect = connect
@@ -167,8 +172,9 @@ class TeacherServer:
             expected = (request.num_rows, self.identity.hidden_size)
             if tuple(hidden.shape) != expected:
                 raise ValueError(f"the forward returned {tuple(hidden.shape)}, the request asks for {expected}")
-            size = payload_bytes(*expected, self.identity.wire_dtype)
-            payload = encode_payload(hidden, self.identity.wire_dtype, link.buffer_of(buffer, size))
+            name = self.identity.wire_dtype
+            size = 0 if needs_no_buffer(hidden, name) else payload_bytes(*expected, name)
+            payload = encode_payload(hidden, name, link.buffer_of(buffer, size))
         except Exception as error:  # said to the student, and raised here when it happens again and again
             self._last_error = f"{type(error).__name__}: {error}"
             self._say(f"{self.identity.role}: forward of request {request.request_id} failed: {self._last_error}")
@@ -191,8 +197,7 @@ class TeacherServer:
             checksum=payload_checksum(payload) if self.checksum else 0,
             body_bytes=payload.numel(),
         )
-        self._faults.at_payload(payload)
-        link.outbox.put(Reply(self._faults.at_ready(ready), payload, buffer))
+        link.outbox.put(Reply(self._faults.at_ready(ready), self._faults.at_payload(payload), buffer))
         return True
 
     # What links call
@@ -245,6 +250,7 @@ class TeacherServer:
             try:
                 if store is None:
                     store = self._connect()
+                    self.bind = resolve_bind(self._bind, store_endpoint(store))
                     number, answered = announce_teacher(store, self.identity), 0
                     self._say(f"{self.identity.role} announced itself as number {number}")
                 if time.monotonic() - last_beat >= HEARTBEAT_SECONDS:
@@ -259,6 +265,11 @@ class TeacherServer:
                     self._ended = ended or self._ended
                     self.changed.notify_all()
                 time.sleep(_WATCH_SECONDS)
+            except UserError as error:
+                with self.changed:
+                    self._failure = error
+                    self.changed.notify_all()
+                return
             except (RuntimeError, RunError) as error:
                 if store is not None:
                     self._say(f"{self.identity.role}: the rendezvous is gone, trying again for {self.student_wait:g} s")

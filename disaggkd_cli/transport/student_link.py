@@ -1,7 +1,7 @@
-"""One link as the student rank lives it: a thread that forms it and receives, and a thread that sends.
+"""One link as the student rank lives it: a thread that forms it and receives, one that sends, one that verifies.
 
-The receiving thread owns the link's fate. It alone ends the link, and only after its own receive call has returned,
-so a slot that a dying teacher could still write into is never handed to another one.
+The receiving thread owns the link's fate. It alone ends the link, and only after its own receive call has returned and
+what came before is verified, so a slot that a dying teacher could still write into is never handed to another one.
 """
 
 from __future__ import annotations
@@ -90,6 +90,7 @@ class StudentLink:
         self._name = f"link {pool.identity.role} - {record.identity.role}"
         self._last_reply = 0.0
         self._sent_at: dict[int, float] = {}
+        self._unverified: queue.SimpleQueue[tuple[Header, Entry, float] | None] = queue.SimpleQueue()
 
     def start(self) -> None:
         self.thread.start()
@@ -100,11 +101,13 @@ class StudentLink:
 
     def _live(self) -> None:
         cause = ""
-        sender = None
+        link = verifier = None
         try:
             link = self._form()
             sender = threading.Thread(target=self._send_loop, args=(link,), name=f"send: {self._name}", daemon=True)
+            verifier = threading.Thread(target=self._verify_loop, name=f"verify: {self._name}", daemon=True)
             self.pool.link_formed(self)
+            verifier.start()
             sender.start()
             cause = self._receive_loop(link)
         except IncompatiblePeer as error:
@@ -118,9 +121,11 @@ class StudentLink:
             cause = f"{self._name}: {type(error).__name__}: {error}"
             self.pool.fail(error)
         finally:
-            if sender is not None:
+            if verifier is not None:
                 self.outbox.put(None)
                 link.close()
+                self._unverified.put(None)
+                verifier.join()
             self.pool.link_ended(self, cause)
 
     def _form(self) -> Link:
@@ -193,13 +198,24 @@ class StudentLink:
         check_ready(header, order)
         link.receive_payload(order.payload)
         now = time.monotonic()
-        problem = payload_problem(header, order)
         self.record.received_bytes += order.payload.numel()
+        seconds = now - max(self._last_reply, self._sent_at.pop(header.ticket, now))
+        self._last_reply = now
+        self._unverified.put((header, entry, seconds))
+
+    def _verify_loop(self) -> None:
+        # A thread of its own, so that the next payload travels while this one is read through.
+        try:
+            while (item := self._unverified.get()) is not None:
+                self._verify(*item)
+        except Exception as error:  # a fault of ours must not leave the trainer waiting: say it there
+            self.pool.fail(error)
+
+    def _verify(self, header: Header, entry: Entry, seconds: float) -> None:
+        problem = payload_problem(header, entry.content)
         if problem:
             self._strike(entry, CorruptPayload(f"{self.record.identity.role}: request {entry.request_id}: {problem}"))
             return
-        seconds = now - max(self._last_reply, self._sent_at.pop(header.ticket, now))
-        self._last_reply = now
         self.record.good_in_a_row += 1
         if self.record.good_in_a_row >= FORGIVEN_AFTER:
             self.record.strikes = 0

@@ -44,11 +44,15 @@ def payload_bytes(rows: int, width: int, name: str) -> int:
 
 
 def encode_payload(hidden: Tensor, name: str, buffer: Tensor) -> Tensor:
-    """Write `hidden` [R, H] into the front of `buffer` (uint8, CPU) and return that part.
+    """Return `hidden` [R, H] as payload bytes on the CPU.
 
-    Values beyond float16's range become infinite and are caught by the receiver's finiteness check.
+    A contiguous CPU tensor that has the wire dtype already is returned as it lies in memory, without a copy; anything
+    else is written into the front of `buffer` (uint8, CPU). Values beyond float16's range become infinite and are
+    caught by the receiver's finiteness check.
     """
     rows, width = hidden.shape
+    if needs_no_buffer(hidden, name):
+        return hidden.detach().reshape(-1).view(torch.uint8)
     payload = buffer[: payload_bytes(rows, width, name)]
     if name != "float8":
         payload.view(WIRE_DTYPES[name]).view(rows, width).copy_(hidden)
@@ -59,6 +63,12 @@ def encode_payload(hidden: Tensor, name: str, buffer: Tensor) -> Tensor:
     scales.copy_(scale)
     elements.copy_((full / scale[:, None]).clamp_(-FLOAT8_LARGEST, FLOAT8_LARGEST))
     return payload
+
+
+def needs_no_buffer(hidden: Tensor, name: str) -> bool:
+    """Return whether `hidden` can be sent from where it lies."""
+    in_wire_dtype = name != "float8" and hidden.dtype == WIRE_DTYPES[name]
+    return in_wire_dtype and hidden.device.type == "cpu" and hidden.is_contiguous()
 
 
 def decode_payload(payload: Tensor, rows: int, width: int, name: str) -> Tensor:

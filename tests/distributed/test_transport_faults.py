@@ -77,10 +77,10 @@ def test_a_killed_teacher_loses_nothing_at_many_points(peers, seed):
 BIG = {"width": 4096, "sequence": 512}
 
 
-@pytest.mark.parametrize("fault", ["payload:kill:4", "payload:stop:4"])
+@pytest.mark.parametrize("fault", ["payload:kill@4", "payload:stop@4"])
 def test_a_teacher_that_dies_or_stalls_while_a_payload_travels(peers, fault):
     """4 MiB payloads of which the fourth is cut off midway, by SIGKILL or by SIGSTOP for longer than the timeout."""
-    peers.teacher(0, fault=f"teacher 0@{fault}", timeout=2, **{"width": BIG["width"]})
+    peers.teacher(0, fault=f"teacher 0.{fault}", timeout=2, **{"width": BIG["width"]})
     peers.teacher(1, timeout=2, pause=0.02, **{"width": BIG["width"]})
     student = peers.student(0, stop=24, timeout=2, **BIG)
     record = student.result()
@@ -142,13 +142,13 @@ def test_when_all_teachers_stay_dead_the_student_gives_up_after_its_wait_with_wh
 @pytest.mark.parametrize(
     ("fault", "says"),
     [
-        ("payload:flip:5", "checksum is wrong"),
-        ("forward:nan:5", "not finite"),
-        ("forward:raise:5", "a fault ordered by the test"),
+        ("payload:flip@5", "checksum is wrong"),
+        ("forward:nan@5", "not finite"),
+        ("forward:raise@5", "a fault ordered by the test"),
     ],
 )
 def test_one_bad_reply_is_asked_for_again(peers, fault, says):
-    peers.teacher(0, fault=f"teacher 0@{fault}")
+    peers.teacher(0, fault=f"teacher 0.{fault}")
     record = peers.student(0, stop=40).result()
     assert_undisturbed(record, 0, 40)
     assert any(says in line for line in record["events"]), record["events"]
@@ -156,7 +156,7 @@ def test_one_bad_reply_is_asked_for_again(peers, fault, says):
 
 
 def test_a_teacher_that_keeps_sending_damaged_payloads_is_quarantined(peers):
-    peers.teacher(0, fault="teacher 0@payload:flip:4,teacher 0@payload:flip:6", pause=0.01)
+    peers.teacher(0, fault="teacher 0.payload:flip@4,teacher 0.payload:flip@6", pause=0.01)
     peers.teacher(1, pause=0.02)
     record = peers.student(0, stop=60).result()
     assert_undisturbed(record, 0, 60)
@@ -167,7 +167,7 @@ def test_a_teacher_that_keeps_sending_damaged_payloads_is_quarantined(peers):
 @pytest.mark.parametrize("fault", ["rows", "width", "hash", "size"])
 def test_a_reply_that_announces_anything_else_than_asked_ends_that_link_only(peers, fault):
     """A wrong shape or token hash is a typed error before the payload is received, never an abort of the process."""
-    peers.teacher(0, fault=f"teacher 0@ready:{fault}:3", pause=0.01)
+    peers.teacher(0, fault=f"teacher 0.ready:{fault}@3", pause=0.01)
     peers.teacher(1, pause=0.02)
     record = peers.student(0, stop=40).result()
     assert_undisturbed(record, 0, 40)
@@ -177,7 +177,7 @@ def test_a_reply_that_announces_anything_else_than_asked_ends_that_link_only(pee
 
 def test_a_forward_that_hangs_is_given_to_another_teacher(peers):
     """The teacher's threads still say PING, but the forward has been running longer than the timeout."""
-    peers.teacher(0, fault="teacher 0@forward:hang:3", timeout=2)
+    peers.teacher(0, fault="teacher 0.forward:hang@3", timeout=2)
     peers.teacher(1, timeout=2, pause=0.02)
     record = peers.student(0, stop=60, timeout=2).result()
     assert_undisturbed(record, 0, 60)

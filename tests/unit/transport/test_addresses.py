@@ -55,9 +55,9 @@ def test_nobody_at_the_rendezvous_is_a_bounded_wait_that_names_it():
 def test_links_bind_to_loopback_unless_told_otherwise(monkeypatch):
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     assert resolve_bind("loopback", "127.0.0.1:1") == "loopback"
-    assert resolve_bind("auto", "localhost:1") == "loopback"
+    assert resolve_bind("auto", "localhost:1") == resolve_bind("all", "127.0.0.1:1") == "loopback"
     assert resolve_bind("10.0.0.5", "10.0.0.1:1") == "10.0.0.5"
-    with pytest.raises(UserError, match="launch.bind=auto"):
+    with pytest.raises(UserError, match="launch.bind=all"):
         resolve_bind("loopback", "10.0.0.1:29500")
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
     assert resolve_bind("auto", "10.0.0.1:1") == "auto"

@@ -113,6 +113,23 @@ def test_hidden_states_arrive_in_order_in_every_dtype_and_depth(exchange, depth,
     assert taken == list(range(20))
 
 
+def test_inference_tensors_in_the_wire_dtype_are_sent_as_they_lie(exchange):
+    exchange.teacher(forward=torch.inference_mode()(lambda request: hidden_of(request).bfloat16()))
+    assert ids_of(ring_over(exchange.pool(), [make_request(n, rows=n) for n in range(12)])) == list(range(12))
+
+
+def test_a_store_with_prefixes_around_it_will_do(exchange):
+    exchange.store = torch.distributed.PrefixStore("attempt/3", exchange.store)
+    pool = exchange.pool()
+    identity = Identity("teacher 0", "f", hidden_size=WIDTH)
+    run = threading.Thread(target=serve, args=(lambda: exchange.store.clone(), identity, hidden_of))
+    run.start()
+    assert ids_of(ring_over(pool, [make_request(n) for n in range(5)])) == list(range(5))
+    pool.close()
+    run.join(10)
+    assert not run.is_alive()
+
+
 def test_a_request_without_rows_never_reaches_a_teacher(exchange):
     seen = []
     exchange.teacher(forward=lambda request: (seen.append(request.request_id), hidden_of(request))[1])

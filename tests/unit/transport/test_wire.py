@@ -84,3 +84,11 @@ def test_checksum_sees_any_flipped_bit():
 def test_unknown_wire_dtype_names_the_key_and_the_choices():
     with pytest.raises(UserError, match="transport.dtype='int4'.*bfloat16"):
         wire_code("int4")
+
+
+def test_a_tensor_that_has_the_wire_dtype_is_sent_from_where_it_lies():
+    hidden = torch.ones(2, 4, dtype=torch.bfloat16)
+    assert encode_payload(hidden, "bfloat16", torch.empty(0, dtype=torch.uint8)).data_ptr() == hidden.data_ptr()
+    sliced = torch.ones(2, 8, dtype=torch.bfloat16)[:, ::2]
+    buffer = torch.zeros(16, dtype=torch.uint8)
+    assert encode_payload(sliced, "bfloat16", buffer).data_ptr() == buffer.data_ptr()
