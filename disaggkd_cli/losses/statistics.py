@@ -57,7 +57,7 @@ class StatisticsOfWindow:
     def __init__(self, capacity: int, window: int, device: torch.device, dtype: torch.dtype) -> None:
         """Make room for windows of up to `window` rows that come in `capacity` parts."""
         self._slots = torch.empty(min(capacity + 1, STATISTICS_SLOTS), STATISTICS, window, device=device, dtype=dtype)
-        self.start(window)
+        self._rows = self._used = 0
 
     def start(self, rows: int) -> None:
         """Forget everything; the next window has `rows` rows."""

@@ -164,6 +164,7 @@ class _Window:
     def walk(self) -> None:
         """Add this window's sums and gradients to the result."""
         problem, spec = self.problem, self.problem.spec
+        self.scratch.statistics.start(self.count)
         for index, columns in enumerate(self.scratch.shared):
             self._shared_statistics(index, columns)
         for columns in self.scratch.student_surplus:
@@ -181,7 +182,6 @@ class _Window:
         self._add_sums(value.clamp(min=0), statistics)
         if problem.gradients:
             self._gradients(statistics, row_number)
-        self.scratch.statistics.start(min(problem.tiling.window, problem.count - self.start - self.count))
 
     def _tile(self, buffers: list[Tensor], index: int, columns: slice) -> Tensor:
         width = columns.stop - columns.start

@@ -10,7 +10,8 @@ logits; with nothing kept `2 R V (4 H_s + 2 H_t)`, and one more for each further
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import functools
+from dataclasses import dataclass, replace
 
 from disaggkd_cli.errors import UserError
 from disaggkd_cli.units import format_bytes
@@ -21,7 +22,8 @@ STATISTICS_SLOTS = 16
 """Shards whose statistics wait before they are merged into one."""
 EAGER_TEMPORARIES = 14
 """Buffers of a block's size that the eager pointwise part holds at once, counted generously."""
-_WINDOWS = (4096, 3072, 2048, 1536, 1024, 768, 512, 384, 256, 192, 128, 96, 64, 48, 32, 24, 16, 8, 4, 2, 1)
+_WINDOWS = (1, 2, 4, 8) + tuple(16 * step for step in range(1, 25)) + tuple(128 * step for step in range(4, 33))
+_INDIFFERENT = 1.04
 _SHARDS = (32768, 16384, 8192, 4096, 2048, 1024, 512, 256, 128, 64, 32, 16)
 _ROW_VECTORS = 24
 
@@ -128,11 +130,18 @@ def choose_tiling(shape: LossShape, memory_budget: int) -> Tiling:
     Raises:
         UserError: not even the smallest tile fits; the message names the least budget that would do.
     """
+    # Rows differ from step to step; rounded up, the choice of few of them is remembered.
+    step = 1 << max(shape.rows.bit_length() - 4, 0)
+    return _choose_tiling(replace(shape, rows=-(-shape.rows // step) * step), memory_budget)
+
+
+@functools.lru_cache(maxsize=1024)
+def _choose_tiling(shape: LossShape, memory_budget: int) -> Tiling:
     device = DEVICES[shape.device]
-    windows = sorted({_even(shape.rows, window) for window in _WINDOWS})
+    windows = sorted({min(max(shape.rows, 1), window) for window in _WINDOWS})
     columns = max(shape.shared, shape.student_surplus, shape.teacher_surplus, 1)
     shards = sorted({min(columns, shard) for shard in _SHARDS})
-    best: Tiling | None = None
+    fitting: list[Tiling] = []
     least = float("inf")
     for window in windows:
         for shard in shards:
@@ -140,20 +149,18 @@ def choose_tiling(shape: LossShape, memory_budget: int) -> Tiling:
                 continue
             tiling = _tiling(shape, device, window, shard, memory_budget)
             least = min(least, tiling.scratch_bytes)
-            if tiling.scratch_bytes <= memory_budget and (best is None or tiling.seconds < best.seconds):
-                best = tiling
-    if best is None:
+            if tiling.scratch_bytes <= memory_budget:
+                fitting.append(tiling)
+    if not fitting:
         raise UserError(
             f"memory_budget={format_bytes(memory_budget)} is too small for this loss: its smallest tile needs "
             f"{format_bytes(least)}; raise loss.memory_budget to at least that"
         )
-    return best
-
-
-def _even(rows: int, window: int) -> int:
-    """The smallest window that needs as many windows as `window` does: no short one at the end."""
-    count = max(1, -(-rows // window))
-    return max(1, -(-rows // count))
+    cheapest = min(tiling.seconds for tiling in fitting)
+    # The model does not tell such small differences apart. Of these the largest: so the scratch depends on the budget
+    # alone, not on how rows and vocabulary happen to divide.
+    good = [tiling for tiling in fitting if tiling.seconds <= cheapest * _INDIFFERENT]
+    return max(good, key=lambda tiling: tiling.scratch_bytes)
 
 
 def _tiling(shape: LossShape, device: DeviceModel, window: int, shard: int, memory_budget: int) -> Tiling:
@@ -180,14 +187,17 @@ def _tiling(shape: LossShape, device: DeviceModel, window: int, shard: int, memo
     if shape.sweeps and spare >= 0:
         sides = sorted(("student", "teacher"), key=lambda side: _width(shape, side), reverse=True)
         for side in sides:
-            # A side that is kept whole needs no tile to recompute into.
-            if spare + tile >= shards * tile:
+            # A side that is kept whole needs no tile to recompute into, unless it has ids of its own.
+            whole = shards - 1 + bool(_surplus(shape, side))
+            if spare >= whole * tile:
                 kept[side] = shards
-                spare -= (shards - 1) * tile
+                spare -= whole * tile
             else:
                 kept[side] = int(max(0, spare // tile))
                 spare -= kept[side] * tile
-    slots = sum(shards if count == shards else count + 1 for count in kept.values())
+    slots = sum(
+        shards if count == shards and not _surplus(shape, side) else count + 1 for side, count in kept.items()
+    )
     scratch = fixed + max(slots, 2) * tile
 
     share = {side: 1 - count / max(shards, 1) for side, count in kept.items()}
@@ -206,3 +216,7 @@ def _tiling(shape: LossShape, device: DeviceModel, window: int, shard: int, memo
 
 def _width(shape: LossShape, side: str) -> int:
     return shape.student_width if side == "student" else shape.teacher_width
+
+
+def _surplus(shape: LossShape, side: str) -> int:
+    return shape.student_surplus if side == "student" else shape.teacher_surplus
