@@ -12,7 +12,7 @@ from torch import nn
 
 from disaggkd_cli.config import Config
 from disaggkd_cli.data import Splits, compare_vocabularies, load_splits, load_tokenizer, tokenizer_fingerprint
-from disaggkd_cli.errors import UserError
+from disaggkd_cli.errors import SavedAndResumable, UserError
 from disaggkd_cli.losses import Head
 from disaggkd_cli.models import (
     backbone_of,
@@ -31,7 +31,7 @@ from disaggkd_cli.training.optimizer import build_optimizer
 from disaggkd_cli.training.schedule import WorkItem
 from disaggkd_cli.training.sources import ColocatedSource, HiddenStateSource, RemoteSource
 from disaggkd_cli.training.student_module import StudentModule, freeze, shard_student, shard_teacher, student_mesh
-from disaggkd_cli.transport import HiddenStateRing, Identity, TeacherPool
+from disaggkd_cli.transport import HiddenStateRing, Identity, TeacherPool, TeachersLost
 
 Say = Callable[[str], None]
 
@@ -145,7 +145,7 @@ def open_source(
 
     Raises:
         UserError: only teachers came that do not belong to this student.
-        TeachersLost: none came within `transport.teacher_wait`.
+        SavedAndResumable: none came within `transport.teacher_wait`.
     """
     if config.mode == "colocated":
         mesh = student_mesh(device.type, dist.group.WORLD)
@@ -171,7 +171,10 @@ def open_source(
         on_event=say,
     )
     say(f"waiting for a teacher (at most {transport.teacher_wait:g} s)")
-    pool.wait_for_teacher()
+    try:
+        pool.wait_for_teacher()
+    except TeachersLost as lost:
+        raise SavedAndResumable(f"{lost}; nothing was lost: start a teacher, then go on with --resume auto") from lost
 
     def ring_of(requests: Iterator) -> HiddenStateRing:
         rows = config.train.micro_batch_sequences * config.data.sequence_length
