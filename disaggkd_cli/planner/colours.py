@@ -19,7 +19,7 @@ _FAMILIES = (
     ("hidden states and buffers", ("ring", "send buffers", "teacher hidden", "rows of all ranks")),
     ("activations", ("saved activations", "one layer", "final norm", "supervised rows")),
     ("loss", ("full logits", "fused-loss", "dH", "dW")),
-    ("gathered weights", ("root unit",)),
+    ("gathered weights", ("root unit", "last all-gather")),
     ("gradients in flight", ("root reduction", "head gradient", "layer working set")),
 )
 

@@ -95,7 +95,7 @@ def _student_phases(work: Workload, held: list[Term], fused: bool) -> list[Phase
     gradient = _head_gradient(work)
     one_layer = _one_layer(work)
     phases = [
-        Phase("loss", (*early, *saved, root, *boundary, *loss, *held)),
+        Phase("loss", (*early, *saved, root, _kept_gather(work), *boundary, *loss, *held)),
         Phase("last layer backward", (*early, *saved, root, *boundary[:1], *gradient, _layer_backward(work), *one_layer, *held)),
         Phase("first layer backward", (*late, root, *gradient, _layer_backward(work), *_first_layer(work), *held)),
         Phase("root reduce", (*late, *_root_reduce(work), *held)),
@@ -247,6 +247,13 @@ def _layer_backward(work: Workload) -> Term:
         _FSDP + ": the layer's weights, the next layer's all-gather, its gradients, the reduce-scatter's input",
         b=work.student_bytes, r=reduce_bytes, gathered=gathered, trained=1 if work.trained else 0,
         G=work.student_parameters.largest_layer,
+    )  # fmt: skip
+
+
+def _kept_gather(work: Workload) -> Term:
+    return term(
+        "last all-gather", "b * G * gathered", _FSDP + ": a layer's gathered buffer lives until the next one is copied out",
+        b=work.student_bytes, G=work.student_parameters.largest_layer, gathered=1 if work.shard_ranks > 1 else 0,
     )  # fmt: skip
 
 

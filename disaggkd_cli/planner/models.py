@@ -90,3 +90,20 @@ def _preset_of(model: str) -> str | None:
     if folded in preset_names():
         return folded
     return {hub.lower(): name for hub, name in _hub_names().items()}.get(folded)
+
+
+def hub_config(model: str, key: str) -> dict[str, Any]:
+    """The fields of a model's config.json: of the file, the hub cache's, or the preset's.
+
+    Raises:
+        UserError: when nothing is found.
+    """
+    path = Path(model).expanduser()
+    path = path / "config.json" if path.is_dir() else path
+    file = path if path.is_file() else _hub_cache_config(model)
+    if file is not None:
+        return json.loads(file.read_text(encoding="utf-8"))
+    preset = _preset_of(model)
+    if preset is None:
+        raise UserError(f"{key}: {model!r} is no file, no entry of the local hub cache and no preset")
+    return load_preset(preset)["config"]

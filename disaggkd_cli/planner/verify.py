@@ -1,0 +1,153 @@
+"""`--verify`: trace the student's step on fake tensors with FSDP's memory tracker, and set it beside the closed form.
+
+The traced step is the trainer's own: the same sharding, the same loss. What differs from a run on GPUs is said in the output: the
+pointwise part of the loss runs eagerly, delta nets take transformers' own code, and long runs are cut to a few layers and tokens
+(the closed form is then evaluated for the same cut). Needs torch; takes seconds to minutes on a CPU, and no memory for weights.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from disaggkd_cli.config import Config
+from disaggkd_cli.errors import UserError
+from disaggkd_cli.planner import memory
+from disaggkd_cli.planner.models import hub_config
+from disaggkd_cli.planner.terms import total
+from disaggkd_cli.planner.workload import Cluster, Workload, is_hybrid, is_sparse
+
+MAX_LAYERS, MAX_TOKENS = 8, 8192
+BAND_DENSE, BAND_OTHER = 0.02, 0.10
+
+_GROUPS = {
+    "Sharded Param": "sharded weights",
+    "OptState": "optimizer state",
+    "Sharded Grad": "sharded gradients",
+    "Unsharded Param": "whole weights and collectives",
+    "All Gather": "whole weights and collectives",
+    "Reduce Scatter": "whole weights and collectives",
+    "Unsharded Grad": "whole weights and collectives",
+    "Activation": "activations and loss",
+    "Temp": "activations and loss",
+    "Buffer": "activations and loss",
+    "Inputs": "activations and loss",
+}
+_FIRST_WORDS = {
+    "master weights": "sharded weights",
+    "Adam moments": "optimizer state",
+    "sharded gradients": "sharded gradients",
+    "root unit, whole": "whole weights and collectives",
+    "last all-gather": "whole weights and collectives",
+    "layer working set": "whole weights and collectives",
+    "root reduction": "whole weights and collectives",
+    "head gradient, whole": "whole weights and collectives",
+}
+_NOT_TRACED = ("ring", "teacher head")
+
+
+@dataclass(frozen=True)
+class Verified:
+    """Bytes by component group, predicted and traced, at the fullest moment of each."""
+
+    work: Workload
+    predicted: dict[str, float]
+    traced: dict[str, float]
+    phase: str
+    band: float
+
+    @property
+    def error(self) -> float:
+        """Relative error of the predicted peak."""
+        return sum(self.predicted.values()) / sum(self.traced.values()) - 1
+
+
+def verify_command(config: Config, work: Workload, as_json: bool, console: Console) -> int:
+    """Print predicted against traced memory; 0 when within the band, else 1."""
+    name = config.student.from_config or config.student.model
+    if name is None:
+        raise UserError("--verify: works with student.model or student.from_config; from_teacher has no config.json of its own")
+    verified = verify(work, hub_config(name, "student.model"))
+    if as_json:
+        console.print(json.dumps(_plain(verified), indent=2), markup=False, highlight=False, soft_wrap=True)
+    else:
+        console.print(_table(verified))
+    return 0 if abs(verified.error) <= verified.band else 1
+
+
+def cut(work: Workload) -> Workload:
+    """The same student with few layers (every kind stays) and tokens, as it is traced."""
+    shape = work.student
+    layers = shape.layers
+    if len(layers) > MAX_LAYERS:
+        shape = replace(shape, layers=layers[:MAX_LAYERS], name=f"{shape.name}, first {MAX_LAYERS} layers")
+    tokens = min(work.micro_batch_tokens, max(MAX_TOKENS // work.sequence, 1) * min(work.sequence, MAX_TOKENS))
+    sequence = min(work.sequence, tokens)
+    if is_hybrid(shape):
+        sequence = min(sequence, 512)
+        tokens = min(tokens, 2048)
+    cluster: Cluster = replace(work.cluster, device="cpu")
+    return work.with_(
+        student=shape, micro_batch_tokens=tokens, sequence=sequence, delta_kernel="torch", cluster=cluster,
+        supervised=1.0, vocabulary_parallel=False, replicate=1, accumulation=1, trained=1.0, head_trained=True,
+    )  # fmt: skip
+
+
+def verify(work: Workload, fields: dict[str, Any]) -> Verified:
+    """Trace the student rank of `work`, cut down, and predict the same.
+
+    Args:
+        fields: the student's config.json.
+    """
+    from disaggkd_cli.planner.trace import trace_student
+
+    work = cut(work)
+    traced: dict[str, float] = {}
+    for name, value in trace_student(work, fields).items():
+        group = _GROUPS[name]
+        traced[group] = traced.get(group, 0.0) + value
+    rank = memory.student_rank(work, fused=work.implementation == "fused")
+    phases = [replace(phase, terms=tuple(one for one in phase.terms if one.name not in _NOT_TRACED)) for phase in rank.phases]
+    phase = max(phases, key=lambda one: total(one.terms))
+    predicted = dict.fromkeys(traced, 0.0)
+    for one in phase.terms:
+        group = _FIRST_WORDS.get(one.name, "activations and loss")
+        predicted[group] = predicted.get(group, 0.0) + one.value
+    sparse = is_sparse(work.student) or is_hybrid(work.student)
+    return Verified(work, predicted, traced, phase.name, BAND_OTHER if sparse else BAND_DENSE)
+
+
+def _plain(verified: Verified) -> dict[str, Any]:
+    work = verified.work
+    return {
+        "student": work.student.name,
+        "layers": len(work.student.layers),
+        "micro_batch_tokens": work.micro_batch_tokens,
+        "student_ranks": work.student_ranks,
+        "fullest_phase": verified.phase,
+        "predicted_bytes": {name: round(value) for name, value in verified.predicted.items()},
+        "traced_bytes": {name: round(value) for name, value in verified.traced.items()},
+        "error": verified.error,
+        "band": verified.band,
+    }
+
+
+def _table(verified: Verified) -> Table:
+    work = verified.work
+    title = (
+        f"{work.student.name} ({len(work.student.layers)} layers), {work.micro_batch_tokens:,} tokens of {work.sequence:,} on one of "
+        f"{work.student_ranks} ranks, traced on fake tensors; predicted for {verified.phase}"
+    )
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for name in ("", "predicted GiB", "traced GiB", "error"):
+        table.add_column(name, justify="left" if not name else "right")
+    rows = [(name, verified.predicted.get(name, 0.0), value) for name, value in verified.traced.items()]
+    rows.append(("peak", sum(verified.predicted.values()), sum(verified.traced.values())))
+    for name, predicted, traced in rows:
+        error = f"{predicted / traced - 1:+.1%}" if traced else "-"
+        table.add_row(name, f"{predicted / 2**30:.3f}", f"{traced / 2**30:.3f}", error, style="bold" if name == "peak" else "")
+    return table
