@@ -1,6 +1,6 @@
 """A discrete-event simulation of teachers, student ranks and rings, with jitter, slow nodes and failures: the closed form's witness.
 
-Student ranks work in step (FSDP's collectives hold them together). Each keeps `ring_depth` slots; a request goes out when a slot is
+Student ranks work in step (FSDP's collectives hold them together), so a step has one time, that of the slowest. Each keeps `ring_depth` slots; a request goes out when a slot is
 free, the least loaded teacher answers it, and the slot is freed when the micro-batch that used it is done.
 """
 
@@ -85,8 +85,7 @@ def simulate(
         arrived = max(queue[0] for queue in ready)
         stalled += max(0.0, arrived - now)
         begin = max(now, arrived)
-        # Ranks wait for the slowest of them.
-        seconds = max(_lognormal(draw, student_seconds, jitter) for _ in range(min(student_ranks, _RANKS_DRAWN)))
+        seconds = _lognormal(draw, student_seconds, jitter)
         now = begin + seconds
         busy += seconds
         for queue in ready:
@@ -96,10 +95,6 @@ def simulate(
     done = (steps - warm_up) * student_ranks * tokens
     idle = max(0.0, 1 - pool.working / (teachers * elapsed))
     return Simulated(scenario.name, done / elapsed, stalled / elapsed, idle, pool.failures, pool.resent)
-
-
-_RANKS_DRAWN = 64
-"""Ranks whose times are drawn one by one; the maximum over more grows too slowly to matter."""
 
 
 class _Teachers:

@@ -28,16 +28,18 @@ def gpus_of(work: Workload, mode: str) -> int:
 
 
 def decide(modes: dict[str, tuple[Workload, bool, Timing]]) -> Verdict:
-    """Compare the fitting modes by tokens per GPU-second; colocated wins ties within 5 %, having fewer parts."""
+    """Compare the fitting modes by tokens per GPU-second; colocated and fused wins ties within 5 %."""
     fitting = {mode: entry for mode, entry in modes.items() if entry[1]}
     if not fitting:
         work, mode = modes["disaggregated_fused"][0], "disaggregated_fused"
         return Verdict(None, f"no mode fits; nearest is {_NAMES[mode]}: {why_not(work, mode)}")
     rate = {mode: timing.tokens_per_second / gpus_of(work, mode) for mode, (work, _, timing) in fitting.items()}
     best = max(rate, key=rate.get)
-    colocated = [mode for mode in rate if mode != "disaggregated_fused" and rate[mode] >= rate[best] * (1 - _CLOSE)]
-    if best == "disaggregated_fused" and colocated:
-        best = max(colocated, key=rate.get)
+    # Among modes as good as equal: fused before full (it takes less memory), together before apart (it has fewer parts).
+    for mode in ("colocated_fused", "colocated_full"):
+        if rate.get(mode, 0.0) >= rate[best] * (1 - _CLOSE):
+            best = mode
+            break
     return Verdict(best, _reason(best, modes, rate))
 
 
