@@ -14,8 +14,8 @@ from torch.autograd.profiler import profile
 def peak_extra_bytes(work: Callable[[], object], device: torch.device) -> int:
     """Run `work` once and return the most bytes that it held at a time through torch's allocator.
 
-    On CUDA the allocator's own peak; on CPUs every allocation and release that the profiler sees, in order. Buffers that
-    libraries allocate for themselves (packing buffers of a matrix product) are not seen.
+    On CUDA the allocator's own peak; on CPUs every allocation and release that the profiler sees, in order. Buffers
+    that libraries allocate for themselves (packing buffers of a matrix product) are not seen.
     """
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -1,4 +1,4 @@
-"""The knowledge-distillation loss over a large vocabulary. Needs torch only; `tiling`, its cost model, needs not even that."""
+"""The knowledge-distillation loss over a large vocabulary. Needs torch only; its cost model, `tiling`, not even that."""
 
 from __future__ import annotations
 

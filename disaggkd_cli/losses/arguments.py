@@ -29,13 +29,20 @@ def check_hyperparameters(divergence: str, temperature: float, beta: float, kd_w
     if divergence in _HAS_BETA and not 0 <= beta <= 1:
         raise LossArgumentError(f"beta={beta!r} must lie between 0 and 1")
     if divergence == "jsd" and beta in (0, 1):
-        raise LossArgumentError(f"beta={beta!r} makes jsd zero everywhere; for a pure KL choose forward_kl or reverse_kl")
+        raise LossArgumentError(
+            f"beta={beta!r} makes jsd zero everywhere; for a pure KL choose forward_kl or reverse_kl"
+        )
     if divergence.startswith("skewed") and beta == 1:
         raise LossArgumentError(f"beta=1 makes {divergence} zero everywhere; it must be below 1")
 
 
 def check_tensors(
-    student_hidden: Tensor, student_head: Head, teacher_hidden: Tensor, teacher_head: Head, labels: Tensor | None, ce_weight: float
+    student_hidden: Tensor,
+    student_head: Head,
+    teacher_hidden: Tensor,
+    teacher_head: Head,
+    labels: Tensor | None,
+    ce_weight: float,
 ) -> None:
     """Raise LossArgumentError unless shapes, dtypes and devices fit together."""
     for side, hidden, head in (("student", student_hidden, student_head), ("teacher", teacher_hidden, teacher_head)):
@@ -58,11 +65,14 @@ def check_tensors(
     if labels.is_floating_point() or labels.is_complex():
         raise LossArgumentError(f"labels are token ids and must be integers (int64); they are {labels.dtype}")
     if labels.device != student_hidden.device:
-        raise LossArgumentError(f"labels are on {labels.device} and student_hidden on {student_hidden.device}; move one")
+        raise LossArgumentError(
+            f"labels are on {labels.device} and student_hidden on {student_hidden.device}; move one"
+        )
 
 
 def token_count(num_tokens: int | float | Tensor | None, rows: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Return the normaliser as a scalar tensor: `num_tokens`, or the rows that count; at least one, so that none gives zero.
+    """Return the normaliser as a scalar tensor: `num_tokens`, or the rows that count; at least one, so that none gives
+    zero.
 
     Raises:
         LossArgumentError: a negative or many-valued `num_tokens`.
@@ -87,21 +97,26 @@ def _check_side(side: str, hidden: Tensor, head: Head) -> None:
             continue
         if is_dtensor(tensor):
             raise LossArgumentError(
-                f"{name} is a DTensor. Call the loss inside the forward of the FSDP module that owns the head, where its "
-                "parameters are plain and whole, or pass local shards (.to_local()) with group= for a vocabulary-parallel loss"
+                f"{name} is a DTensor. Call the loss inside the forward of the FSDP module that owns the head, where "
+                "its parameters are plain and whole, or pass local shards (.to_local()) with group= for a "
+                "vocabulary-parallel loss"
             )
         if not tensor.is_floating_point():
             raise LossArgumentError(f"{name} must be of a floating dtype; it is {tensor.dtype}")
         if tensor.device != hidden.device:
             raise LossArgumentError(f"{name} is on {tensor.device} and {side}_hidden on {hidden.device}; move one")
     if hidden.dim() != 2:
-        raise LossArgumentError(f"{side}_hidden must be [rows, width]; it is {list(hidden.shape)}. Flatten batch and sequence")
+        raise LossArgumentError(
+            f"{side}_hidden must be [rows, width]; it is {list(hidden.shape)}. Flatten batch and sequence"
+        )
     if head.weight.dim() != 2 or head.weight.shape[1] != hidden.shape[1]:
         raise LossArgumentError(
             f"the {side} head's weight is {list(head.weight.shape)} and {side}_hidden {list(hidden.shape)}; "
             "the weight must be [vocabulary, width] with the same width"
         )
     if head.bias is not None and tuple(head.bias.shape) != (head.weight.shape[0],):
-        raise LossArgumentError(f"the {side} head's bias must be [{head.weight.shape[0]}]; it is {list(head.bias.shape)}")
+        raise LossArgumentError(
+            f"the {side} head's bias must be [{head.weight.shape[0]}]; it is {list(head.bias.shape)}"
+        )
     if head.softcap is not None and not head.softcap > 0:
         raise LossArgumentError(f"the {side} head's softcap must be positive or None; it is {head.softcap!r}")

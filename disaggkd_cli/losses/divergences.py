@@ -1,8 +1,8 @@
 """The divergences: names, definitions, and the pieces that the fused loss needs. The only owner of a formula.
 
 `p` is the teacher and `q` the student, both softmax of logits over the temperature. For D = sum phi(p, q), the gradient
-with respect to the student's tempered logits is `q * (a - E_q[a])` with `a = d phi / d q`: one number for each row is all
-that a tile must know of the other tiles beside the two log-sum-exps.
+with respect to the student's tempered logits is `q * (a - E_q[a])` with `a = d phi / d q`: one number for each row is
+all that a tile must know of the other tiles beside the two log-sum-exps.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ DIVERGENCES = (
 )
 KULLBACK_LEIBLER = ("forward_kl", "reverse_kl", "symmetric_kl")
 """Divergences whose value and row number follow from the first walk over the logits."""
+_NEGLIGIBLE = 1e-30
+"""A probability whose share in a mixture may underflow to zero in float32; its terms are too small to count."""
 
 
 def row_divergence(divergence: str, log_p: Tensor, log_q: Tensor, beta: float) -> Tensor:
@@ -60,8 +62,11 @@ def combine_kl(divergence: str, forward: Tensor, reverse: Tensor, beta: float) -
     return beta * forward + (1 - beta) * reverse
 
 
-def row_terms(divergence: str, p: Tensor, q: Tensor, log_p: Tensor, log_q: Tensor, beta: float) -> tuple[Tensor, Tensor]:
-    """Return elementwise terms [R, V]; their row sums are the divergence, and the number that `tempered_gradient` asks for.
+def row_terms(
+    divergence: str, p: Tensor, q: Tensor, log_p: Tensor, log_q: Tensor, beta: float
+) -> tuple[Tensor, Tensor]:
+    """Return elementwise terms [R, V]; their row sums are the divergence, and the number that `tempered_gradient` asks
+    for.
 
     For mixtures and total variation; the KLs have theirs from the first walk. A term of a divergence of `a` from `m` is
     written `a log(a / m) - a + m`: the same sum, but no term is negative and errors of the normalisers cancel.
@@ -71,18 +76,18 @@ def row_terms(divergence: str, p: Tensor, q: Tensor, log_p: Tensor, log_q: Tenso
     if divergence == "jsd":
         m = beta * p + (1 - beta) * q
         log_m = torch.log(m)
-        of_q = torch.where(q > 0, q * (log_q - log_m), 0.0) - q + m
-        of_p = torch.where(p > 0, p * (log_p - log_m), 0.0) - p + m
+        of_q = torch.where(q > _NEGLIGIBLE, q * (log_q - log_m), 0.0) - q + m
+        of_p = torch.where(p > _NEGLIGIBLE, p * (log_p - log_m), 0.0) - p + m
         return beta * of_p + (1 - beta) * of_q, of_q
     if divergence == "skewed_forward_kl":
         m = beta * p + (1 - beta) * q
-        of_p = torch.where(p > 0, p * (log_p - torch.log(m)), 0.0) - p + m
+        of_p = torch.where(p > _NEGLIGIBLE, p * (log_p - torch.log(m)), 0.0) - p + m
         return of_p, torch.where(m > 0, q * p / m, 0.0)
     if divergence == "skewed_reverse_kl":
         m = beta * q + (1 - beta) * p
         log_ratio = log_q - torch.log(m)
-        of_q = torch.where(q > 0, q * log_ratio, 0.0) - q + m
-        return of_q, torch.where(q > 0, q * (log_ratio - beta * q / m), 0.0)
+        of_q = torch.where(q > _NEGLIGIBLE, q * log_ratio, 0.0) - q + m
+        return of_q, torch.where(q > _NEGLIGIBLE, q * (log_ratio - beta * q / m), 0.0)
     raise ValueError(f"{divergence!r} has no row terms")
 
 
@@ -104,13 +109,13 @@ def tempered_gradient(
         return 0.5 * q * (torch.sign(q - p) - row_number)
     if divergence == "jsd":
         log_m = torch.log(beta * p + (1 - beta) * q)
-        return (1 - beta) * torch.where(q > 0, q * (log_q - log_m - row_number), 0.0)
+        return (1 - beta) * torch.where(q > _NEGLIGIBLE, q * (log_q - log_m - row_number), 0.0)
     if divergence == "skewed_forward_kl":
         m = beta * p + (1 - beta) * q
         return (1 - beta) * q * (row_number - torch.where(m > 0, p / m, 0.0))
     if divergence == "skewed_reverse_kl":
         m = beta * q + (1 - beta) * p
-        return torch.where(q > 0, q * (log_q - torch.log(m) - beta * q / m - row_number), 0.0)
+        return torch.where(q > _NEGLIGIBLE, q * (log_q - torch.log(m) - beta * q / m - row_number), 0.0)
     raise ValueError(f"unknown divergence {divergence!r}")
 
 

@@ -46,10 +46,10 @@ def fused_kd_loss(
 ) -> LossOutput:
     """Return the distillation loss of R rows, with gradients ready and scratch within `memory_budget`.
 
-    The teacher is a constant: nothing of it gets a gradient. Gradients are computed here, in the forward pass, and scaled in
-    the backward pass; so a second backward pass through the same loss raises (in float64 it works, for gradcheck). Logits and
-    statistics are float32 whatever the inputs (float64 where an input is); under autocast the matrix products take operands
-    rounded to autocast's dtype.
+    The teacher is a constant: nothing of it gets a gradient. Gradients are computed here, in the forward pass, and
+    scaled in the backward pass; so a second backward pass through the same loss raises (in float64 it works, for
+    gradcheck). Logits and statistics are float32 whatever the inputs (float64 where an input is); under autocast the
+    matrix products take operands rounded to autocast's dtype.
 
     Args:
         student_hidden: [R, H_s].
@@ -58,16 +58,18 @@ def fused_kd_loss(
         teacher_head: weight [V_t, H_t]; with `group`, this rank's shard, cut at the same ids as the student's.
         labels: [R] int64 token ids, -100 for a row that does not count. None: every row counts and there is no CE.
         divergence: one of DIVERGENCES.
-        temperature: both models' logits are divided by it in the divergence; the divergence is multiplied by its square.
-        beta: teacher's share in `jsd`'s mixture and `skewed_forward_kl`'s, student's share in `skewed_reverse_kl`'s, and
-            weight of forward KL in `symmetric_kl`.
+        temperature: both models' logits are divided by it in the divergence; the divergence is multiplied by its
+            square.
+        beta: teacher's share in `jsd`'s mixture and `skewed_forward_kl`'s, student's share in `skewed_reverse_kl`'s,
+            and weight of forward KL in `symmetric_kl`.
         kd_weight, ce_weight: weights of the two parts.
-        num_tokens: what the sums over rows are divided by; default: the rows that count here. Give the global count (a number
-            or a scalar tensor) under accumulation or data parallelism. Counts below one are taken as one.
-        group: ranks that hold a shard of both heads each, and the same rows. Each gets the whole loss, the whole gradient of
-            its hidden states and the gradient of its own shard; nothing is to be reduced over this group afterwards.
-        memory_budget: bytes of scratch beside inputs and gradients, as a number or like "256MiB"; default 256 MiB on CPUs
-            and 1 GiB on GPUs.
+        num_tokens: what the sums over rows are divided by; default: the rows that count here. Give the global count (a
+            number or a scalar tensor) under accumulation or data parallelism. Counts below one are taken as one.
+        group: ranks that hold a shard of both heads each, and the same rows. Each gets the whole loss, the whole
+            gradient of its hidden states and the gradient of its own shard; nothing is to be reduced over this group
+            afterwards.
+        memory_budget: bytes of scratch beside inputs and gradients, as a number or like "256MiB"; default 256 MiB on
+            CPUs and 1 GiB on GPUs.
         compile_pointwise: whether torch.compile fuses the elementwise part. Default: from 2**24 rows * columns on.
 
     Raises:
@@ -80,9 +82,7 @@ def fused_kd_loss(
     teacher_head = teacher_head.detached()
     bias = student_head.bias
     differentiable = [student_hidden, student_head.weight, bias]
-    needs = [
-        torch.is_grad_enabled() and tensor is not None and tensor.requires_grad for tensor in differentiable
-    ]
+    needs = [torch.is_grad_enabled() and tensor is not None and tensor.requires_grad for tensor in differentiable]
     device = student_hidden.device
     budget = DEFAULT_BUDGET.get(device.type, 2**28) if memory_budget is None else parse_bytes(memory_budget)
     shard, budget, (hidden_gradient, gradients) = agree_on_shards(
@@ -91,10 +91,13 @@ def fused_kd_loss(
     )  # fmt: skip
     rows, labels, count = _rows_that_count(labels, shard, len(student_hidden))
     normaliser = token_count(num_tokens, count, device, torch.float64 if device.type != "mps" else torch.float32)
-    spec = _spec(student_head, teacher_head, labels, divergence, temperature, beta, kd_weight, ce_weight, shard, gradients)
+    spec = _spec(
+        student_head, teacher_head, labels, divergence, temperature, beta, kd_weight, ce_weight, shard, gradients
+    )
     problem = _problem(
-        student_hidden.detach(), student_head.detached(), teacher_hidden.detach(), teacher_head, labels, rows, count, spec,
-        shard, budget, (bool(hidden_gradient), needs[1], needs[2]), bool(gradients), compile_pointwise,
+        student_hidden.detach(), student_head.detached(), teacher_hidden.detach(), teacher_head, labels, rows, count,
+        spec, shard, budget, (bool(hidden_gradient), needs[1], needs[2]), bool(gradients), compile_pointwise,
+        normaliser,
     )  # fmt: skip
     # Inside, dtypes are chosen one by one; autocast must not choose again.
     with torch.autocast(device.type, enabled=False):
@@ -114,6 +117,7 @@ class _FusedLoss(torch.autograd.Function):
         ctx.gradients = (result.hidden if ctx.needs_input_grad[0] else None, result.weight, result.bias)
         ctx.dtypes = (student_hidden.dtype, weight.dtype, None if bias is None else bias.dtype)
         ctx.normaliser = normaliser
+        ctx.hidden_is_normalised = problem.hidden_factor is not None
         parts = _parts(result, problem, normaliser)
         ctx.mark_non_differentiable(*parts[1:])
         return parts
@@ -123,13 +127,14 @@ class _FusedLoss(torch.autograd.Function):
     def backward(ctx, grad_loss, *_):
         if ctx.gradients is None:
             raise RuntimeError(
-                "fused_kd_loss computes its gradients once: a second backward pass through the same loss is not possible. "
-                "Compute the loss again"
+                "fused_kd_loss computes its gradients once: a second backward pass through the same loss is not "
+                "possible. Compute the loss again"
             )
         factor = grad_loss / ctx.normaliser
+        factors = (grad_loss if ctx.hidden_is_normalised else factor, factor, factor)
         scaled = tuple(
             None if gradient is None else _scaled(gradient, factor, dtype)
-            for gradient, dtype in zip(ctx.gradients, ctx.dtypes, strict=True)
+            for gradient, factor, dtype in zip(ctx.gradients, factors, ctx.dtypes, strict=True)
         )
         if torch.float64 not in ctx.dtypes:
             ctx.gradients = None
@@ -158,7 +163,7 @@ def _parts(result: Result, problem: Problem, normaliser: Tensor) -> tuple[Tensor
 def _rows_that_count(
     labels: Tensor | None, shard: VocabularyShard, rows: int
 ) -> tuple[Tensor | None, Tensor | None, int]:
-    """Indices of the rows that count (None: all), their labels counted from this rank's first id, and how many they are."""
+    """Indices of the rows that count (None: all), their labels counted from this rank's first id, and their number."""
     if labels is None:
         return None, None, rows
     counts = labels != IGNORED_LABEL
@@ -201,7 +206,7 @@ def _spec(
 def _problem(
     student_hidden: Tensor, student_head: Head, teacher_hidden: Tensor, teacher_head: Head, labels: Tensor | None,
     rows: Tensor | None, count: int, spec: PointwiseSpec, shard: VocabularyShard, budget: int,
-    needs: tuple[bool, bool, bool], gradients: bool, compile_pointwise: bool | None,
+    needs: tuple[bool, bool, bool], gradients: bool, compile_pointwise: bool | None, normaliser: Tensor,
 ) -> Problem:  # fmt: skip
     dtype = result_dtype(student_hidden, student_head.weight, teacher_hidden, teacher_head.weight)
     student, teacher = _side(student_hidden, student_head, dtype), _side(teacher_hidden, teacher_head, dtype)
@@ -245,6 +250,8 @@ def _problem(
         hidden_gradient=needs[0],
         weight_gradient=needs[1],
         bias_gradient=needs[2],
+        # Divided before its only rounding; in fp16 small gradients would vanish before a loss scale can lift them.
+        hidden_factor=None if student_hidden.dtype == torch.float16 else normaliser.reciprocal().to(dtype),
     )
 
 

@@ -20,8 +20,8 @@ class VocabularyShard:
         shared: leading columns of this rank's shards that both models have.
         student_columns, teacher_columns: this rank's columns of each.
         student_vocabulary, teacher_vocabulary: columns of the whole group.
-        largest: shared, student surplus and teacher surplus columns, each the largest over the group; windows follow from
-            them, so that every rank walks over the same windows.
+        largest: shared, student surplus and teacher surplus columns, each the largest over the group; windows follow
+            from them, so that every rank walks over the same windows.
     """
 
     group: dist.ProcessGroup | None
@@ -46,7 +46,8 @@ def agree_on_shards(
     """Return this rank's shard, the smallest budget of the group, and each of `flags` as the largest of the group.
 
     Raises:
-        LossArgumentError: on every rank, when rows differ or the shards of the two heads do not cover the same shared ids.
+        LossArgumentError: on every rank, when rows differ or the shards of the two heads do not cover the same shared
+        ids.
     """
     if group is None:
         everyone, rank = [[rows, student_columns, teacher_columns, memory_budget, *flags]], 0
@@ -67,9 +68,9 @@ def agree_on_shards(
         teacher_shared = min(max(shared_vocabulary - teacher_start, 0), of_teacher)
         if student_shared != teacher_shared or (student_shared and student_start != teacher_start):
             raise LossArgumentError(
-                f"rank {index} of group= holds student ids {student_start} to {student_start + of_student - 1} and teacher "
-                f"ids {teacher_start} to {teacher_start + of_teacher - 1}; both heads must be cut at the same ids "
-                "(shard_bounds of the larger vocabulary; the smaller head ends early)"
+                f"rank {index} of group= holds student ids {student_start} to {student_start + of_student - 1} and "
+                f"teacher ids {teacher_start} to {teacher_start + of_teacher - 1}; both heads must be cut at the "
+                "same ids (shard_bounds of the larger vocabulary; the smaller head ends early)"
             )
         shared_counts.append(student_shared)
     shard = VocabularyShard(

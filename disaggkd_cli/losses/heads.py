@@ -44,7 +44,8 @@ def is_dtensor(tensor: Tensor) -> bool:
 
 
 def gathered(head: Head) -> Head:
-    """Return a frozen head whose weight and bias are whole: those that are DTensors are gathered, by all ranks together."""
+    """Return a frozen head whose weight and bias are whole: those that are DTensors are gathered, by all ranks
+    together."""
 
     def whole(tensor: Tensor | None) -> Tensor | None:
         return tensor.detach().full_tensor() if tensor is not None and is_dtensor(tensor) else tensor
@@ -63,9 +64,11 @@ def apply_head(hidden: Tensor, head: Head) -> Tensor:
 
 
 def shard_bounds(vocabulary: int, ranks: int, rank: int) -> tuple[int, int]:
-    """Return `(start, stop)`, the ids that `rank` of `ranks` holds: blocks of `ceil(vocabulary / ranks)`, the last ones short.
+    """Return `(start, stop)`, the ids that `rank` of `ranks` holds: blocks of `ceil(vocabulary / ranks)`, the last
+    ones short.
 
-    Both heads of a vocabulary-parallel loss must be cut at the same ids. When their sizes differ, cut both at the bounds of
+    Both heads of a vocabulary-parallel loss must be cut at the same ids. When their sizes differ, cut both at the
+    bounds of
     the larger and let the smaller end early: `head.rows(start, min(stop, V))`.
     """
     block = -(-vocabulary // ranks)

@@ -1,8 +1,9 @@
-"""The matrix products of the fused loss: operands in the inputs' dtype where the hardware multiplies it with fp32 results.
+"""The matrix products of the fused loss: operands in the inputs' dtype where the hardware multiplies it with fp32
+results.
 
-CUDA multiplies bf16 (and fp16) with results in fp32; this is probed once for each device, and where it fails operands are
-converted tile by tile. CPUs round the results of bf16 products to bf16, so there the operands are converted: exact, and as
-fast as fp32. Not run on a GPU so far.
+CUDA multiplies bf16 (and fp16) with results in fp32; this is probed once for each device, and where it fails operands
+are converted tile by tile. CPUs round the results of bf16 products to bf16, so there the operands are converted:
+exact, and as fast as fp32. Not run on a GPU so far.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Precision:
 
 
 def choose_precision(hidden: Tensor, weight: Tensor, result: torch.dtype) -> Precision:
-    """Return the dtypes of the products of one side, `hidden` [R, H] with `weight` [V, H], for results of dtype `result`."""
+    """Return the dtypes of the products of one side, `hidden` [R, H] with `weight` [V, H], for results in `result`."""
     device = hidden.device
     operand = torch.promote_types(hidden.dtype, weight.dtype)
     rounding = None

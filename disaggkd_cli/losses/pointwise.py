@@ -1,7 +1,7 @@
 """The elementwise and row-reducing part of the fused loss on one tile, written once and compiled where that pays.
 
-Shapes: w rows of a window, v columns of a shard. Logits come in as matrix products and are turned into a head's logits in
-place (bias, scale, soft cap), later into gradients in place.
+Shapes: w rows of a window, v columns of a shard. Logits come in as matrix products and are turned into a head's logits
+in place (bias, scale, soft cap), later into gradients in place.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from disaggkd_cli.losses.divergences import KULLBACK_LEIBLER, row_terms, tempere
 COMPILE_FROM_ELEMENTS = 2**24
 """Rows times columns of one loss from which compiling pays: eager torch loses some 75 ms there on two CPU threads."""
 _SMALLEST_COMPILED = 2
-"""torch.compile treats sizes 0 and 1 as constants of their own; such tiles go the eager way instead of compiling again."""
+"""torch.compile treats sizes 0 and 1 as constants of their own; such tiles go the eager way, not to compile again."""
 _compiler_failed = False
 
 
@@ -28,10 +28,11 @@ class PointwiseSpec:
     """The constants of a loss; one spec compiles once.
 
     Attributes:
-        divergence, beta, temperature, kd_weight, ce_weight: as in `fused_kd_loss`; `ce_weight` 0.0 where there are no labels.
+        divergence, beta, temperature, kd_weight, ce_weight: as in `fused_kd_loss`; `ce_weight` 0.0 where there are no
+            labels.
         student_scale, student_softcap, teacher_scale, teacher_softcap: as in `Head`.
-        plain_is_shared: the student's log-sum-exp at temperature 1 over its whole vocabulary is the tempered one over the
-            shared ids, since the temperature is 1 and it has no other ids.
+        plain_is_shared: the student's log-sum-exp at temperature 1 over its whole vocabulary is the tempered one over
+            the shared ids, since the temperature is 1 and it has no other ids.
         forward_kl, reverse_kl: which KLs the first walk must sum.
     """
 
@@ -104,8 +105,8 @@ def _compiled_or_eager(compiled: Callable, eager: Callable, *arguments: Tensor |
     except (torch._dynamo.exc.TorchDynamoException, torch._inductor.exc.InductorError) as error:
         _compiler_failed = True
         warnings.warn(
-            "torch.compile does not work here, so the pointwise part of the loss runs in eager torch: correct, but slower. "
-            f"A C++ compiler (CPU) or Triton (GPU) mends it. The reason: {str(error).strip().splitlines()[0]}",
+            "torch.compile does not work here, so the pointwise part of the loss runs in eager torch: correct, but "
+            f"slower. A C++ compiler (CPU) or Triton (GPU) mends it. The reason: {str(error).strip().splitlines()[0]}",
             stacklevel=2,
         )
         return eager(*arguments)
@@ -155,7 +156,8 @@ def _finite_max(logits: Tensor) -> Tensor:
 def _statistics(spec: PointwiseSpec) -> Callable:
     """Build `f(student [w, v], teacher [w, v], student_bias, teacher_bias)`.
 
-    It returns student_lse, teacher_lse, student_lse_plain, forward_kl, reverse_kl, student_max, teacher_max, agreement: [w].
+    It returns student_lse, teacher_lse, student_lse_plain, forward_kl, reverse_kl, student_max, teacher_max,
+    agreement: [w].
     """
     inverse = 1.0 / spec.temperature
 
@@ -199,7 +201,8 @@ def _probabilities(spec: PointwiseSpec, student: Tensor, teacher: Tensor, studen
 
 
 def _row_terms(spec: PointwiseSpec) -> Callable:
-    """Build `f(student, teacher, student_lse [w, 1], teacher_lse [w, 1])`; it returns value and row number, each [w]."""
+    """Build `f(student, teacher, student_lse [w, 1], teacher_lse [w, 1])`; it returns value and row number, each
+    [w]."""
 
     def terms(student: Tensor, teacher: Tensor, student_lse: Tensor, teacher_lse: Tensor) -> tuple[Tensor, Tensor]:
         p, q, log_p, log_q = _probabilities(spec, student, teacher, student_lse, teacher_lse)
@@ -212,13 +215,14 @@ def _row_terms(spec: PointwiseSpec) -> Callable:
 def _gradient(spec: PointwiseSpec) -> Callable:
     """Build `f(student, teacher, student_lse, teacher_lse, plain_lse, row_number, labels, columns, out)`.
 
-    It writes into `out` [w, v] the gradient of `kd_weight * temperature**2 * KD + ce_weight * CE` with respect to the matrix
-    product of the student. Row vectors are [w, 1], `labels` [w, 1] int32 counts from the tile's first column, `columns` is
-    [1, v] int32. `out` may be `student` itself.
+    It writes into `out` [w, v] the gradient of `kd_weight * temperature**2 * KD + ce_weight * CE` with respect to the
+    matrix product of the student. Row vectors are [w, 1], `labels` [w, 1] int32 counts from the tile's first column,
+    `columns` is [1, v] int32. `out` may be `student` itself.
     """
 
     def gradient(
-        student: Tensor, teacher: Tensor, student_lse: Tensor, teacher_lse: Tensor, plain_lse: Tensor, row_number: Tensor,
+        student: Tensor, teacher: Tensor, student_lse: Tensor, teacher_lse: Tensor, plain_lse: Tensor, row_number:
+            Tensor,
         labels: Tensor | None, columns: Tensor | None, out: Tensor,
     ) -> tuple[()]:  # fmt: skip
         p, q, log_p, log_q = _probabilities(spec, student, teacher, student_lse, teacher_lse)

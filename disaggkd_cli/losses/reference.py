@@ -36,18 +36,21 @@ def reference_kd_loss(
 ) -> LossOutput:
     """Return the loss of `fused_kd_loss`, computed over full logits with autograd.
 
-    Arguments are those of `fused_kd_loss`; `memory_budget` is accepted and has no effect here, and `group` must be None.
+    Arguments are those of `fused_kd_loss`; `memory_budget` is accepted and has no effect here, and `group` must be
+    None.
 
     Args:
-        compute_dtype: dtype of everything (`torch.float64` for an oracle). By default the matrix products run in the dtype of
-            their inputs, as a training loop's would, and the rest in float32 at least.
+        compute_dtype: dtype of everything (`torch.float64` for an oracle). By default the matrix products run in the
+            dtype of their inputs, as a training loop's would, and the rest in float32 at least.
 
     Raises:
         LossArgumentError: an argument can't be right.
     """
     del memory_budget
     if group is not None:
-        raise LossArgumentError("reference_kd_loss needs the whole vocabulary on each rank; group= works with fused_kd_loss")
+        raise LossArgumentError(
+            "reference_kd_loss needs the whole vocabulary on each rank; group= works with fused_kd_loss"
+        )
     teacher_head = gathered(teacher_head) if isinstance(teacher_head, Head) else teacher_head
     check_hyperparameters(divergence, temperature, beta, kd_weight, ce_weight)
     check_tensors(student_hidden, student_head, teacher_hidden, teacher_head, labels, ce_weight)
@@ -72,7 +75,8 @@ def reference_kd_loss(
     else:
         ce = F.cross_entropy(student_logits, labels, reduction="sum") / normaliser
     with torch.no_grad():
-        # Two rows agree when some id is a likeliest one of both: this says what happens at ties, whatever the order of ids.
+        # Two rows agree when some id is a likeliest one of both: this says what happens at ties, whatever the order of
+        # ids.
         likeliest_q, likeliest_p = (_is_likeliest(logits[:, :shared]) for logits in (student_logits, teacher_logits))
         agreement = (likeliest_q & likeliest_p).any(-1).to(dtype).sum() / normaliser
         dropped = [

@@ -1,8 +1,8 @@
 """What the fused loss knows of each row: partial statistics of tiles or ranks, and the one rule that merges them.
 
-A tile of columns knows its own log-sum-exps and the KLs of its own conditional distributions. With `pi_i` and `rho_i` the
-masses of tile i under the two models, `KL = sum_i pi_i (kl_i + log pi_i - log rho_i)`: associative, so that tiles and the
-ranks of a vocabulary-parallel group merge alike, and no large numbers are subtracted.
+A tile of columns knows its own log-sum-exps and the KLs of its own conditional distributions. With `pi_i` and `rho_i`
+the masses of tile i under the two models, `KL = sum_i pi_i (kl_i + log pi_i - log rho_i)`: associative, so that tiles
+and the ranks of a vocabulary-parallel group merge alike, and no large numbers are subtracted.
 """
 
 from __future__ import annotations

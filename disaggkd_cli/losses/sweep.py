@@ -1,8 +1,8 @@
 """The walk of the fused loss over windows of rows and shards of the vocabulary.
 
-For each window: (1) logits shard by shard, as many kept as the tiling says, and the statistics of the rows; (2) statistics
-merged, over the ranks too; (3) mixtures and total variation only: value and row number in a walk of their own; (4) gradient
-tiles, in place, added to dH of the window and dW of the shard at once.
+For each window: (1) logits shard by shard, as many kept as the tiling says, and the statistics of the rows; (2)
+statistics merged, over the ranks too; (3) mixtures and total variation only: value and row number in a walk of their
+own; (4) gradient tiles, in place, added to dH of the window and dW of the shard at once.
 """
 
 from __future__ import annotations
@@ -60,6 +60,7 @@ class Problem:
         rows: [R'] indices of the rows that count; None when all do.
         count: R'.
         gradients: False for evaluation; then nothing but the sums is computed.
+        hidden_factor: scalar that dH is multiplied by before it is rounded to the dtype of the hidden states, or None.
     """
 
     student: Side
@@ -75,6 +76,7 @@ class Problem:
     hidden_gradient: bool
     weight_gradient: bool
     bias_gradient: bool
+    hidden_factor: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -123,7 +125,8 @@ def _shards(start: int, stop: int, width: int) -> Iterator[slice]:
 
 
 class _Scratch:
-    """The buffers of one loss, made once: kept logits, a tile for logits that are not kept, statistics, dH of a window."""
+    """The buffers of one loss, made once: kept logits, a tile for logits that are not kept, statistics, dH of a
+    window."""
 
     def __init__(self, problem: Problem) -> None:
         tiling, shard = problem.tiling, problem.shard
@@ -144,7 +147,9 @@ class _Scratch:
         gradient = problem.student.precision.gradient
         self.gradient_tile = torch.empty(tile, device=device, dtype=gradient) if gradient != dtype else None
         self.hidden = None
-        if problem.hidden_gradient and (problem.rows is not None or problem.student.hidden.dtype != dtype or shard.group):
+        if problem.hidden_gradient and (
+            problem.rows is not None or problem.student.hidden.dtype != dtype or shard.group
+        ):
             width = problem.student.hidden.shape[1]
             self.hidden = torch.empty(tiling.window, width, device=device, dtype=dtype)
         self.columns = torch.arange(tiling.shard, device=device, dtype=torch.int32).unsqueeze(0)
@@ -322,6 +327,8 @@ class _Window:
             hidden.zero_()
         if self.problem.shard.group is not None:
             dist.all_reduce(hidden, group=self.problem.shard.group)
+        if self.problem.hidden_factor is not None:
+            hidden.mul_(self.problem.hidden_factor)
         if self.scratch.hidden is not None:
             self.result.hidden[self.rows] = hidden.to(self.result.hidden.dtype)
 

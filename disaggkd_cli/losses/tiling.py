@@ -1,11 +1,13 @@
-"""How the fused loss cuts its work: the window of rows, the shard of the vocabulary, and which logits it keeps. No torch.
+"""How the fused loss cuts its work: window of rows, shard of the vocabulary, logits that are kept. Imports no torch.
 
-The loss walks over windows of `window` rows. For each it computes the logits of both models shard by shard, reduces them to
-statistics of the rows, and then turns the logits into gradients. Logits that were kept since the first walk need no second
-matrix product; as many are kept as the memory budget allows, those of the wider model first, since they cost most to redo.
+The loss walks over windows of `window` rows. For each it computes the logits of both models shard by shard, reduces
+them to statistics of the rows, and then turns the logits into gradients. Logits that were kept since the first walk
+need no second matrix product; as many are kept as the memory budget allows, those of the wider model first, since they
+cost most to redo.
 
-Work is counted in floating point operations of matrix products. With everything kept it is `2 R V (3 H_s + H_t)`, as with full
-logits; with nothing kept `2 R V (4 H_s + 2 H_t)`, and one more for each further walk of the mixtures and of total variation.
+Work is counted in floating point operations of matrix products. With everything kept it is `2 R V (3 H_s + H_t)`, as
+with full logits; with nothing kept `2 R V (4 H_s + 2 H_t)`, and one more for each further walk of the mixtures and of
+total variation.
 """
 
 from __future__ import annotations
@@ -49,8 +51,8 @@ class DeviceModel:
 
 
 DEVICES = {
-    # Fitted on 2 threads of an AMD EPYC with AVX-512 (`disaggkd bench loss` shows what became of it): products at windows of
-    # 1024, 512, 256, 128, 64 rows took 1.00, 1.02, 1.09, 1.18, 1.38 of the best time.
+    # Fitted on 2 threads of an AMD EPYC with AVX-512 (`disaggkd bench loss` shows what became of it): products at
+    # windows of 1024, 512, 256, 128, 64 rows took 1.00, 1.02, 1.09, 1.18, 1.38 of the best time.
     "cpu": DeviceModel(flops=2.0e11, half_window=24, largest_tile=2**20, largest_block=2**16, call_seconds=2e-4),
     # Derived from an H200's datasheet (989 TFLOP/s bf16, 4.8 TB/s); not measured on a GPU.
     "cuda": DeviceModel(flops=6.0e14, half_window=256, largest_tile=2**25, largest_block=2**23, call_seconds=6e-5),
@@ -66,8 +68,8 @@ class LossShape:
         shared, student_surplus, teacher_surplus: columns both models have, and those only one has.
         student_width, teacher_width: H_s and H_t.
         element_bytes: of logits and accumulators; 4, or 8 in float64.
-        student_copy_bytes, teacher_copy_bytes: bytes per element of a converted copy of head shard and hidden window; 0 where
-            the matrix product takes them as they are.
+        student_copy_bytes, teacher_copy_bytes: bytes per element of a converted copy of head shard and hidden window;
+            0 where the matrix product takes them as they are.
         gradient_copy_bytes: bytes per element of the low-precision copy of a gradient tile; 0 where there is none.
         hidden_copy: dH is accumulated in a buffer of the window's size instead of in place.
         gathered: windows of hidden states are copies, since not every row counts.
@@ -168,7 +170,7 @@ def _tiling(shape: LossShape, device: DeviceModel, window: int, shard: int, memo
     shards = -(-shape.shared // shard)
     block = 0
     if not shape.compiled or shape.student_surplus or shape.teacher_surplus:
-        affordable = max(1, memory_budget // (4 * EAGER_TEMPORARIES * element))
+        affordable = max(1, memory_budget // (16 * EAGER_TEMPORARIES * element))
         # A block is at least one row of a shard.
         block = max(shard, min(device.largest_block, affordable, window * shard))
     fixed = EAGER_TEMPORARIES * element * block
@@ -195,9 +197,7 @@ def _tiling(shape: LossShape, device: DeviceModel, window: int, shard: int, memo
             else:
                 kept[side] = int(max(0, spare // tile))
                 spare -= kept[side] * tile
-    slots = sum(
-        shards if count == shards and not _surplus(shape, side) else count + 1 for side, count in kept.items()
-    )
+    slots = sum(shards if count == shards and not _surplus(shape, side) else count + 1 for side, count in kept.items())
     scratch = fixed + max(slots, 2) * tile
 
     share = {side: 1 - count / max(shards, 1) for side, count in kept.items()}

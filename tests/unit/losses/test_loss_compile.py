@@ -1,0 +1,85 @@
+"""Compiled kernels equal eager ones; a caller that compiles, and a machine without compiler, are served."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from loss_cases import make_case, relative_error
+
+from disaggkd_cli.losses import DIVERGENCES, Head, fused_kd_loss
+
+
+def _compiled_against_eager(divergence: str, seed: int) -> None:
+    # Two shapes, so that the compiled kernels meet sizes that they were not compiled for.
+    for rows, vocabulary in ((37, 301), (64, 517)):
+        compiled = make_case(
+            seed, rows, vocabulary, dtype=torch.float32, bias=True, scale=0.7, softcap=5.0, masked=True
+        )
+        eager, truth = compiled.copy(), compiled.copy(torch.float64)
+        options = dict(divergence=divergence, temperature=2.0, ce_weight=0.5, beta=0.3, memory_budget=200_000)
+        found = compiled.run(fused_kd_loss, compile_pointwise=True, **options)
+        plain = eager.run(fused_kd_loss, compile_pointwise=False, **options)
+        exact = truth.run(fused_kd_loss, compile_pointwise=False, **options)
+        for out in (found, plain, exact):
+            out.loss.backward()
+        assert found.loss.item() == pytest.approx(exact.loss.item(), rel=1e-5)
+        assert found.top1_agreement.item() == pytest.approx(exact.top1_agreement.item())
+        for ours, theirs, best in zip(compiled.gradients(), eager.gradients(), truth.gradients(), strict=True):
+            assert relative_error(ours, best) <= relative_error(theirs, best) + 2e-6
+
+
+@pytest.mark.timeout(240)
+def test_compiled_kernels_equal_eager_ones(seed):
+    _compiled_against_eager("jsd", seed)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("divergence", [name for name in DIVERGENCES if name != "jsd"])
+def test_compiled_kernels_of_every_divergence_equal_eager_ones(divergence, seed):
+    _compiled_against_eager(divergence, seed)
+
+
+def test_a_caller_may_be_compiled(seed):
+    plain, traced = (make_case(seed, dtype=torch.float32) for _ in range(2))
+
+    def step(hidden, weight, teacher_hidden, teacher_weight, labels):
+        mixed = torch.tanh(hidden) * 2
+        out = fused_kd_loss(mixed, Head(weight), teacher_hidden, Head(teacher_weight), labels, ce_weight=0.5)
+        return out.loss * 3
+
+    losses = []
+    for case, function in ((plain, step), (traced, torch.compile(step, backend="eager"))):
+        loss = function(
+            case.student_hidden, case.student_head.weight, case.teacher_hidden, case.teacher_head.weight, case.labels
+        )
+        loss.backward()
+        losses.append(loss.item())
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+    for ours, theirs in zip(traced.gradients(), plain.gradients(), strict=True):
+        assert relative_error(ours, theirs) < 1e-6
+
+
+@pytest.mark.timeout(240)
+def test_without_a_compiler_the_kernels_run_eagerly_and_say_so_once(tmp_path):
+    code = """
+import warnings, torch
+from disaggkd_cli.losses import Head, fused_kd_loss, reference_kd_loss
+torch.manual_seed(0)
+hidden, weight = torch.randn(9, 4), torch.randn(33, 4)
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    for _ in range(2):
+        found = fused_kd_loss(hidden, Head(weight), hidden + 1, Head(weight), compile_pointwise=True).loss
+truth = reference_kd_loss(hidden, Head(weight), hidden + 1, Head(weight)).loss
+said = [str(warning.message) for warning in caught if "eager torch" in str(warning.message)]
+assert len(said) == 1 and "C++ compiler" in said[0], said
+assert abs(found - truth) < 1e-5 * truth, (found, truth)
+"""
+    environment = {**os.environ, "CXX": "/nonexistent/g++", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
