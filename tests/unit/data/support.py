@@ -58,6 +58,14 @@ def build_word_tokenizer(words: str = "a b c d e f g h") -> PreTrainedTokenizerF
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>", unk_token="<unk>")
 
 
+def build_letter_tokenizer() -> PreTrainedTokenizerFast:
+    """A token a letter, with SentencePiece's mark before each word."""
+    vocab = {token: index for index, token in enumerate(["<unk>", "</s>", "▁", *"abcdefgh"])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>", unk_token="<unk>")
+
+
 def data_config(train, **settings) -> SimpleNamespace:
     """The `data` section with its defaults."""
     defaults = {"eval": 0.5, "format": "auto", "sequence_length": 16, "packing": "auto"}

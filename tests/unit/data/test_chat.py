@@ -8,7 +8,7 @@ from disaggkd_cli.data.documents import Conversation, PromptCompletion, Text
 from disaggkd_cli.data.encoding import DocumentEncoder
 from disaggkd_cli.errors import UserError
 
-from .support import CHATML, CHATML_WITH_MARKERS, build_byte_tokenizer
+from .support import CHATML, CHATML_WITH_MARKERS, build_byte_tokenizer, build_letter_tokenizer
 
 
 def turns(*pairs, **extra):
@@ -162,6 +162,13 @@ def test_no_mark_of_a_beginning_is_put_between_prompt_and_completion(word_tokeni
     encoded = encoder.encode([PromptCompletion("here", "a b", " c d")])[0]
     assert word_tokenizer.convert_ids_to_tokens(encoded.input_ids) == ["▁a", "▁b", "▁c", "▁d", "</s>"]
     assert encoded.supervised.tolist() == [False, False, True, True, True]
+
+
+def test_nor_where_prompt_and_completion_meet_within_a_word():
+    encoder = DocumentEncoder(build_letter_tokenizer())
+    encoded = encoder.encode([PromptCompletion("here", "ab", "cd")])[0]
+    assert encoder.tokenizer.convert_ids_to_tokens(encoded.input_ids) == ["▁", "a", "b", "c", "d", "</s>"]
+    assert encoded.supervised.tolist() == [False, False, False, True, True, True]
 
 
 def test_kinds_may_be_mixed_and_keep_their_order(byte_tokenizer):

@@ -65,6 +65,25 @@ def test_of_books_nothing_is_lost_but_the_one_label_at_the_cut(tmp_path, byte_to
     assert "1 of 1 documents are longer than data.sequence_length=64" in splits.train.notes[0]
 
 
+@pytest.mark.parametrize("pack", [True, False])
+def test_rows_without_anything_to_learn_are_left_out(tmp_path, byte_tokenizer, pack):
+    # 17 tokens with the end: the last one stands alone in a second row.
+    path = write_jsonl(tmp_path / "a.jsonl", [{"text": "a" * 16}])
+    config = data_config(path, eval=write_jsonl(tmp_path / "b.jsonl", [{"text": "b" * 16}]))
+    train = load_splits(config, byte_tokenizer, pack=pack, seed=1).train
+    assert (len(train), train.token_count, train.supervised_counts.tolist()) == (1, 16, [16])
+
+
+def test_the_first_sequences_of_evaluation_are_a_sample_of_all_its_files(tmp_path, byte_tokenizer):
+    for letter in "abcd":
+        (tmp_path / f"{letter}.txt").write_text(letter * 1000)
+    config = data_config(tmp_path / "*.txt", eval=0.1)
+    evaluation = load_splits(config, byte_tokenizer, pack=True, seed=1).evaluation
+    assert len({text[0] for text in decoded(byte_tokenizer, evaluation)[:8]}) > 2
+    again = load_splits(config, byte_tokenizer, pack=True, seed=1).evaluation
+    assert (again.input_ids == evaluation.input_ids).all()
+
+
 def test_evaluation_from_a_file_of_its_own(tmp_path, byte_tokenizer):
     config = data_config(
         write_jsonl(tmp_path / "a.jsonl", TEXTS[:50]), eval=write_jsonl(tmp_path / "b.jsonl", TEXTS[50:])
