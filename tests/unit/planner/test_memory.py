@@ -1,0 +1,178 @@
+"""Memory by phase: each term by hand, and what must hold for every run."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from disaggkd_cli.planner import memory
+from disaggkd_cli.planner.constants import FULL_LOGITS_BYTES
+from disaggkd_cli.planner.published import ROWS, predict_gib
+from disaggkd_cli.planner.terms import total
+from planner_toys import toy_model, toy_work
+
+N = 1704
+LAYER = 592
+ROOT = 256 + 8 + 256
+
+
+def terms_of(rank: memory.RankMemory, phase: str) -> dict[str, float]:
+    found = next(one for one in rank.phases if one.name == phase)
+    return {one.name: one.value for one in found.terms}
+
+
+def test_student_loss_phase_by_hand():
+    found = terms_of(memory.student_rank(toy_work()), "loss")
+    saved = 2 * (2 * (8 * 8 + 4) + 2 * (2 * 8 + 2 * 4) + 4 * 2 + 4 * 2 * 16)
+    assert found.pop("fused-loss scratch") <= 256 << 20
+    assert found == {
+        "master weights": 4 * N / 4,
+        "Adam moments": 8 * N / 4,
+        # A mask [S, S] is kept where rows are packed; these are not.
+        "saved activations": 64 * saved,
+        "root unit, whole": 2 * ROOT,
+        "last all-gather": 2 * LAYER,
+        "final norm": 64 * (8 * 8 + 4),
+        "supervised rows": 64 * 8 * 2,
+        "dH": 64 * 8 * 2,
+        "dW of the head": 4 * 32 * 8,
+        "ring": 3 * 64 * 16 * 2,
+        "teacher head": 2 * 32 * 16,
+    }
+
+
+def test_backward_phases_by_hand():
+    rank = memory.student_rank(toy_work())
+    last = terms_of(rank, "last layer backward")
+    # Weights, next all-gather and gradients in bfloat16, reduce-scatter input in float32: 10 bytes a parameter.
+    assert last["layer working set"] == 10 * LAYER
+    assert last["head gradient, whole"] == 2 * 32 * 8
+    first = terms_of(rank, "first layer backward")
+    assert first["sharded gradients"] == 4 * N / 4
+    assert first["one layer's activations"] == last["saved activations"] / 2
+    assert terms_of(rank, "root reduce")["root reduction"] == 6 * ROOT
+    assert total(rank.phases[-1].terms) == 16 * N / 4 + 3 * 64 * 16 * 2 + 2 * 32 * 16
+
+
+def test_full_logits_by_hand():
+    rank = memory.student_rank(toy_work(), fused=False)
+    assert terms_of(rank, "loss")["full logits"] == FULL_LOGITS_BYTES["forward_kl"] * 64 * 32
+    assert "dW of the head" not in terms_of(rank, "loss")
+
+
+def test_checkpointing_keeps_inputs_and_recomputes_one_layer():
+    found = terms_of(memory.student_rank(toy_work(checkpointing=True)), "last layer backward")
+    assert found["saved activations"] == 64 * 2 * 8 * 2
+    assert found["one layer's activations"] == 64 * (2 * (8 * 8 + 4) + 2 * (2 * 8 + 2 * 4) + 4 * 2 + 4 * 2 * 16)
+
+
+def test_accumulation_keeps_whole_gradients():
+    found = terms_of(memory.student_rank(toy_work(accumulation=2)), "loss")
+    assert found["accumulated whole gradients"] == 4 * N
+
+
+def test_one_float32_rank_gathers_nothing():
+    found = terms_of(memory.student_rank(toy_work(student_ranks=1, student_bytes=4)), "last layer backward")
+    assert found["root unit, whole"] == 0
+    assert found["layer working set"] == 4 * LAYER
+
+
+def test_teacher_rank_by_hand():
+    teacher = 32 * 16 + 3 * (2 * 16 * 8 + 2 * 16 * 4 + 3 * 16 * 16 + 32) + 16
+    alone = {one.name: one.value for one in memory.teacher_rank(toy_work()).phases[0].terms}
+    assert alone == {
+        "teacher weights": 2 * teacher,
+        "teacher activations": 64 * max(2 * (2 * 16 + 3 * 8 + 3 * 4), 2 * (2 * 16 + 3 * 16), 12 * 16),
+        "teacher residual stream": 64 * 16 * 2,
+        "send buffers": 2 * 64 * 16 * 2,
+    }
+    sharded = {one.name: one.value for one in memory.teacher_rank(toy_work(ranks_per_replica=4)).phases[0].terms}
+    assert sharded["teacher weights"] == 2 * teacher / 4
+    assert sharded["teacher layers gathered"] == 3 * 2 * (2 * 16 * 8 + 2 * 16 * 4 + 3 * 16 * 16 + 32)
+    tensor = memory.teacher_rank(toy_work(ranks_per_replica=4, parallelism="tensor"))
+    assert "teacher layers gathered" not in {one.name for one in tensor.phases[0].terms}
+
+
+def test_colocated_rank_holds_both():
+    work = toy_work()
+    rank = memory.colocated_rank(work, fused=True)
+    assert rank.phases[0].name == "teacher forward"
+    loss = terms_of(rank, "loss")
+    assert loss["teacher weights"] == pytest.approx(2 * work.teacher_parameters.backbone / 4)
+    assert "ring" not in loss
+    assert loss["teacher hidden states"] == 64 * 16 * 2
+
+
+def test_freezing_all_leaves_one_phase():
+    rank = memory.student_rank(toy_work(trained=0.0, head_trained=False))
+    assert [phase.name for phase in rank.phases] == ["loss"]
+
+
+def test_float8_on_the_wire_shrinks_the_ring():
+    wide, narrow = (memory.student_rank(toy_work(wire_bytes=width)) for width in (2.0, 1 + 4 / 16))
+    assert terms_of(narrow, "loss")["ring"] / terms_of(wide, "loss")["ring"] == 0.625
+
+
+KINDS = {
+    "student": memory.student_rank,
+    "teacher": memory.teacher_rank,
+    "colocated": lambda work: memory.colocated_rank(work, fused=True),
+    "colocated full": lambda work: memory.colocated_rank(work, fused=False),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(sequences=st.integers(1, 64), more=st.integers(1, 64))
+@settings(max_examples=25, deadline=None)
+def test_memory_never_falls_with_tokens(kind, sequences, more):
+    few, many = (KINDS[kind](toy_work(micro_batch_tokens=32 * count)) for count in (sequences, sequences + more))
+    # The loss's scratch may shrink when another tile fits better; it never exceeds its budget.
+    assert many.peak_bytes >= few.peak_bytes - (256 << 20 if "full" not in kind else 0)
+    for one, other in zip(few.phases, many.phases, strict=True):
+        without = [{part.name: part.value for part in phase.terms if part.name != "fused-loss scratch"} for phase in (one, other)]
+        assert all(without[1][name] >= value for name, value in without[0].items())
+
+
+@pytest.mark.parametrize("kind", ["student", "colocated", "colocated full"])
+@given(ranks=st.integers(1, 64), more=st.integers(1, 64))
+@settings(max_examples=25, deadline=None)
+def test_memory_never_rises_with_ranks(kind, ranks, more):
+    # Float32 on one rank needs no gathered copies, so the comparison starts at two.
+    few, many = (KINDS[kind](toy_work(student_ranks=1 + count)) for count in (ranks, ranks + more))
+    assert many.peak_bytes <= few.peak_bytes + 1e-6
+
+
+@given(depth=st.integers(1, 16))
+@settings(max_examples=10, deadline=None)
+def test_one_more_slot_costs_one_payload(depth):
+    shallow, deep = (memory.student_rank(toy_work(ring_depth=count)) for count in (depth, depth + 1))
+    assert deep.peak_bytes - shallow.peak_bytes == 64 * 16 * 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_phases_are_affine_in_tokens(kind):
+    sizes = [KINDS[kind](toy_work(micro_batch_tokens=32 * count, memory_budget=64 << 20)) for count in (10, 20, 30)]
+    for phases in zip(*(rank.phases for rank in sizes), strict=True):
+        values = [sum(part.value for part in phase.terms if part.name != "fused-loss scratch") for phase in phases]
+        assert values[2] - values[1] == pytest.approx(values[1] - values[0], rel=1e-9)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_published_rows_within_their_bands(row):
+    assert predict_gib(row) == pytest.approx(row.measured_gib, rel=row.band)
+
+
+def test_full_logit_bytes_are_those_of_our_reference_loss():
+    """Peak of the reference loss by CPU allocations: the slope over rows and vocabulary."""
+    from planner_loss_peak import peak_of_reference
+
+    for divergence, expected in FULL_LOGITS_BYTES.items():
+        sizes = [(128, 1024), (256, 1024), (128, 2048), (256, 2048)]
+        a, b, c, d = (peak_of_reference(divergence, rows, vocabulary) for rows, vocabulary in sizes)
+        assert ((d - c) - (b - a)) / (128 * 1024) == pytest.approx(expected, abs=0.1), divergence
+
+
+def test_a_deeper_model_costs_more():
+    shallow, deep = (memory.student_rank(toy_work(student=toy_model(layers))) for layers in (2, 4))
+    assert deep.peak_bytes > shallow.peak_bytes
