@@ -58,12 +58,14 @@ def run_teacher(config: Config, place: Place, directory: RunDirectory | None) ->
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
+    wait = config.transport.teacher_wait
+    met = [meet(config, place, timeout=wait)]
     served = serve(
-        lambda: meet(config, place, timeout=config.transport.teacher_wait),
+        lambda: met.pop() if met else meet(config, place, timeout=wait),
         identity,
         lambda request: teacher_rows(backbone, request, device),
         timeout=config.transport.timeout,
-        student_wait=config.transport.teacher_wait,
+        student_wait=wait,
         bind=config.launch.bind,
         checksum=config.transport.checksum,
         stop=stop,
@@ -74,7 +76,7 @@ def run_teacher(config: Config, place: Place, directory: RunDirectory | None) ->
         100 * served.idle_share,
     )  # fmt: skip
     if served.reason == "student vanished":
-        raise RunError(f"{place.name}: no student for transport.teacher_wait={config.transport.teacher_wait:g} s")
+        raise RunError(f"{place.name}: no student for transport.teacher_wait={wait:g} s")
     return served.reason
 
 
