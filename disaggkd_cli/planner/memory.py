@@ -94,8 +94,12 @@ def _student_phases(work: Workload, held: list[Term], fused: bool) -> list[Phase
         return [Phase("loss", (*early, *saved, root, *boundary, *loss, *held))]
     gradient = _head_gradient(work)
     one_layer = _one_layer(work)
-    phases = [
-        Phase("loss", (*early, *saved, root, _kept_gather(work), *boundary, *loss, *held)),
+    before = (*early, *saved, root, _kept_gather(work))
+    phases = [Phase("loss", (*before, *boundary, *loss, *held))]
+    if fused and work.head_trained and work.student_bytes < 4:
+        # dW is cast while its float32 form is still there; the scratch is gone.
+        phases.append(Phase("loss backward", (*before, boundary[0], *loss[1:], *gradient, *held)))
+    phases += [
         Phase("last layer backward", (*early, *saved, root, *boundary[:1], *gradient, _layer_backward(work), *one_layer, *held)),
         Phase("first layer backward", (*late, root, *gradient, _layer_backward(work), *_first_layer(work), *held)),
         Phase("root reduce", (*late, *_root_reduce(work), *held)),

@@ -1,0 +1,168 @@
+"""The plan as one self-contained page: inline CSS and SVG, no script, nothing loaded from anywhere."""
+
+from __future__ import annotations
+
+from html import escape
+from pathlib import Path
+
+from disaggkd_cli.planner.colours import COMPONENT_COLOURS, family
+from disaggkd_cli.planner.constants import CONSTANTS, ERROR_BANDS, NOT_MODELLED
+from disaggkd_cli.planner.explain import figures
+from disaggkd_cli.planner.html_frontier import frontier_svg
+from disaggkd_cli.planner.memory import Phase
+from disaggkd_cli.planner.plan import ModePlan, Plan
+from disaggkd_cli.planner.report_text import TITLES, per_second, tokens_text
+from disaggkd_cli.planner.traffic import collective_rate, link_rate
+from disaggkd_cli.units import format_bytes
+
+_STYLE = Path(__file__).with_name("report_style.html")
+
+
+def render_html(plan: Plan) -> str:
+    """Return the whole page."""
+    work = plan.work
+    title = f"{work.teacher.name} → {work.student.name}"
+    parts = [
+        f"<h1>{escape(title)}</h1>",
+        _facts(plan),
+        _verdict(plan),
+        f'<section class="modes">{"".join(_card(plan, one) for one in plan.modes.values())}</section>',
+        _legend(plan),
+        *(_memory(one) for one in plan.modes.values()),
+        f"<section><h2>How far it goes</h2>{frontier_svg(plan)}{_knobs(plan)}</section>",
+        _traffic(plan),
+        _splits(plan),
+        _provenance(plan),
+    ]
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)} · disaggkd plan</title>{_STYLE.read_text(encoding='utf-8')}</head>\n"
+        f"<body><main>{''.join(parts)}</main></body></html>\n"
+    )
+
+
+def _facts(plan: Plan) -> str:
+    work, cluster = plan.work, plan.work.cluster
+    sides = []
+    for side in ("teacher", "student"):
+        counted = getattr(work, f"{side}_parameters")
+        active = "" if counted.active == counted.total else f", {counted.active / 1e9:.2f} B active"
+        sides.append(f"{side} {counted.total / 1e9:.2f} B{active}")
+    gpu = cluster.student_gpu.name
+    where = gpu if gpu == cluster.teacher_gpu.name else f"{gpu} and {cluster.teacher_gpu.name} for teachers"
+    return (
+        f'<p class="facts">{"; ".join(sides)}. {escape(where)}, {cluster.gpus_per_node} a node, {cluster.nic_gb_per_s * 8:g} Gbit/s a GPU. '
+        f"Micro-batch {work.micro_batch_tokens:,} tokens of {work.sequence:,}, {'full' if work.checkpointing else 'no'} activation "
+        f"checkpointing, {escape(work.divergence.replace('_', ' '))}.</p>"
+    )
+
+
+def _verdict(plan: Plan) -> str:
+    mode = plan.verdict.mode
+    headline = "Nothing fits" if mode is None else f"Take: {TITLES[mode]}"
+    return f'<section class="verdict {"bad" if mode is None else "good"}"><h2>{headline}</h2><p>{escape(plan.verdict.reason[:1].upper() + plan.verdict.reason[1:])}.</p></section>'
+
+
+def _card(plan: Plan, one: ModePlan) -> str:
+    chosen = " chosen" if one.mode == plan.verdict.mode else ""
+    gpus = f"{one.gpus} GPUs" if one.mode != "disaggregated_fused" else f"{one.work.student_ranks} + {one.work.teacher_ranks} GPUs"
+    speed = per_second(one.timing.tokens_per_second) if one.fits else "does not fit"
+    lines = "".join(
+        f"<li>{role}: {memory.peak_bytes / 2**30:.1f} of {one.usable[role].value / 2**30:.1f} GiB, fullest in {memory.binding.name}</li>"
+        for role, memory in one.ranks.items()
+    )
+    bottleneck = f"<li>bottleneck: {escape(one.timing.bottleneck)}</li>" if one.fits else f"<li>{escape(one.why_not or '')}</li>"
+    return (
+        f'<article class="card{chosen}"><h3>{TITLES[one.mode]}</h3><p class="big {"yes" if one.fits else "no"}">{speed}</p>'
+        f"<ul><li>{gpus}</li>{lines}{bottleneck}<li>largest micro-batch (tokens): {tokens_text(one.max_micro_batch_tokens)}</li></ul></article>"
+    )
+
+
+def _legend(plan: Plan) -> str:
+    names = {family(part.name) for one in plan.modes.values() for rank in one.ranks.values() for phase in rank.phases for part in phase.terms}
+    items = "".join(
+        f'<span><i style="background:{colour}"></i>{name}</span>' for name, colour in COMPONENT_COLOURS.items() if name in names
+    )
+    return f'<section><h2>Memory of one rank, by phase</h2><p class="legend">{items}<span><i class="limit"></i>usable</span></p></section>'
+
+
+def _memory(one: ModePlan) -> str:
+    scale = max(max(rank.peak_bytes, one.usable[role].value) for role, rank in one.ranks.items())
+    rows = []
+    for role, rank in one.ranks.items():
+        limit = one.usable[role].value / scale
+        rows += [_bar(role, phase, scale, limit, phase is rank.binding) for phase in rank.phases]
+    return f'<section class="bars"><h3>{TITLES[one.mode]}</h3>{"".join(rows)}</section>'
+
+
+def _bar(role: str, phase: Phase, scale: float, limit: float, binding: bool) -> str:
+    pieces = "".join(
+        f'<b style="width:{100 * part.value / scale:.3f}%;background:{COMPONENT_COLOURS[family(part.name)]}" '
+        f'title="{escape(part.name)}: {format_bytes(part.value)}"></b>'
+        for part in sorted(phase.terms, key=lambda part: list(COMPONENT_COLOURS).index(family(part.name)))
+        if part.value > 0
+    )
+    over = " over" if phase.bytes / scale > limit else ""
+    fullest = " fullest" if binding else ""
+    return (
+        f'<div class="row{over}{fullest}"><span class="name">{role} · {phase.name}</span>'
+        f'<span class="bar">{pieces}<em style="left:{100 * limit:.3f}%"></em></span>'
+        f'<span class="value">{phase.bytes / 2**30:.1f} GiB</span></div>'
+    )
+
+
+def _knobs(plan: Plan) -> str:
+    best = plan.modes[plan.verdict.mode or "disaggregated_fused"]
+    if not best.knobs:
+        return ""
+    items = "".join(f"<li><code>{escape(knob.change)}</code> → {tokens_text(knob.max_micro_batch_tokens)}</li>" for knob in best.knobs)
+    return f"<p>{TITLES[best.mode]}: largest micro-batch now {tokens_text(best.max_micro_batch_tokens)} tokens. What moves it:</p><ul>{items}</ul>"
+
+
+def _traffic(plan: Plan) -> str:
+    work, flow = plan.work, plan.traffic
+    rate = plan.modes["disaggregated_fused"].timing.tokens_per_second * work.supervised
+    per_rank = rate * flow.hidden_states.value / 1e9 / work.student_ranks
+    teacher_loop = "weights resident" if work.ranks_per_replica == 1 else f"{work.parallelism} over {work.ranks_per_replica} ranks"
+    return (
+        "<section><h2>What travels</h2>"
+        f'<div class="flow"><div class="box teacher"><b>{work.replicas} × teacher</b>{escape(work.teacher.name)}<small>{teacher_loop}</small></div>'
+        f'<div class="arrow"><span>hidden states: <b>{flow.hidden_states.value:,.0f} B a token</b>, {rate * flow.hidden_states.value / 1e9:,.2f} GB/s in all</span>'
+        f"<i></i><span>requests: {flow.request.value:,.1f} B a token</span></div>"
+        f'<div class="box student"><b>{work.student_ranks} × student</b>{escape(work.student.name)}<small>FSDP moves {format_bytes(flow.fsdp.value)} '
+        f"a micro-batch at {collective_rate(work.cluster, work.shard_ranks, work.cluster.student_gpu):,.0f} GB/s</small></div></div>"
+        f"<p>Full logits would take {flow.logits.value:,.0f} B a token ({flow.logits.value / flow.hidden_states.value:,.0f} times as much); "
+        f"the top 64 {flow.top_k.value:,.0f} B, but not exactly. A student rank receives {per_rank:,.3f} of {link_rate(work.cluster):,.1f} GB/s. "
+        f"Colocated, the teacher's own gathers would add {format_bytes(flow.colocated_teacher.value)} a micro-batch.</p>"
+        f"<p>{plan.ratio:.2f} teacher GPUs keep one student GPU busy; a ring of {plan.ring_depth} slots is enough.</p></section>"
+    )
+
+
+def _splits(plan: Plan) -> str:
+    if not plan.splits:
+        return ""
+    rows = "".join(
+        f"<tr><td>{split.student_ranks}</td><td>{split.replicas} × {split.ranks_per_replica}</td><td>{per_second(split.tokens_per_second)}</td>"
+        f"<td>{escape(split.bottleneck)}</td><td>{split.rounding_loss:.0%}</td></tr>"
+        for split in plan.splits
+    )
+    head = "<tr><th>student</th><th>teachers</th><th>speed</th><th>bottleneck</th><th>lost to rounding</th></tr>"
+    return f"<section><h2>{plan.gpus} GPUs, divided</h2><table>{head}{rows}</table></section>"
+
+
+def _provenance(plan: Plan) -> str:
+    bands = "".join(f"<li>{escape(name)}: {escape(band)}</li>" for name, band in ERROR_BANDS.items())
+    missing = "".join(f"<li>{escape(text)}</li>" for text in NOT_MODELLED)
+    constants = "".join(
+        f"<li><code>{name}</code> = {one.value:g} {escape(one.unit)} ({one.kind}): {escape(one.source)}</li>" for name, one in CONSTANTS.items()
+    )
+    terms = "".join(f"<li><b>{escape(where)}</b><pre>{escape(one.explain())}</pre></li>" for where, one in figures(plan))
+    efficiency = plan.work.efficiency
+    origin = f"fitted to {escape(efficiency.calibrated_from)}" if efficiency.calibrated_from else "assumed, until calibrated"
+    return (
+        f"<section><h2>How far to trust it</h2><p>Efficiencies {efficiency.teacher:.2f} (teacher) and {efficiency.student:.2f} (student) of "
+        f"bf16 peak: {origin}.</p><ul>{bands}</ul><details><summary>Not modelled</summary><ul>{missing}</ul></details>"
+        f"<details><summary>Constants and their sources</summary><ul>{constants}</ul></details>"
+        f'<details><summary>Every figure, with its formula</summary><ul class="terms">{terms}</ul></details></section>'
+    )

@@ -1,0 +1,314 @@
+"""The command as a whole: the contract of its JSON, its text and page, sweeps, explanations, calibration, and speed."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from rich.console import Console
+
+from disaggkd_cli.config import Config, load
+from disaggkd_cli.errors import UserError
+from disaggkd_cli.planner.command import EXIT_NOTHING_FITS, OPTION_HELP, PlanOptions, plan_command
+from disaggkd_cli.planner.fit import fits, frontier, smallest_remedy, with_tokens
+from disaggkd_cli.planner.inputs import workload_of
+from disaggkd_cli.planner.plan import as_json, make_plan
+from disaggkd_cli.planner.sweep import parse_sweep
+from disaggkd_cli.planner.workload import MODES
+from planner_toys import toy_work
+
+ROOT = Path(__file__).parents[3]
+PAIRS = ("qwen3.5-35b-a3b-to-9b", "qwen3-235b-a22b-to-8b", "qwen3.5-397b-a17b-to-35b-a3b")
+
+
+def run_plan(config: Config, **options: object) -> tuple[int, str]:
+    console = Console(file=io.StringIO(), width=140)
+    code = plan_command(config, PlanOptions(**options), console)
+    return code, console.file.getvalue()
+
+
+@pytest.fixture(params=PAIRS)
+def pair(request) -> Config:
+    return load(ROOT / "configs" / f"{request.param}.yaml")
+
+
+@pytest.fixture
+def reference() -> Config:
+    return load(ROOT / "configs" / f"{PAIRS[0]}.yaml")
+
+
+def test_json_keeps_the_contract(pair):
+    code, text = run_plan(pair, json=True)
+    plan = json.loads(text)
+    assert code == 0
+    assert {"parameters", "active_parameters"} <= set(plan["teacher"]) & set(plan["student"])
+    assert tuple(plan["modes"]) == MODES
+    for mode, one in plan["modes"].items():
+        assert {"fits", "ranks", "traffic", "tokens_per_second", "bottleneck", "max_micro_batch_tokens"} <= set(one)
+        assert set(one["ranks"]) == ({"student", "teacher"} if mode == "disaggregated_fused" else {"colocated"})
+        for rank in one["ranks"].values():
+            assert rank["phases"][rank["binding_phase"]] == rank["peak_bytes"] == max(rank["phases"].values())
+            assert sum(rank["components"].values()) == pytest.approx(rank["peak_bytes"], abs=len(rank["components"]))
+        assert {"hidden_states_bytes_per_token", "logits_bytes_per_token"} <= set(one["traffic"])
+    assert {"mode", "reason"} == set(plan["recommendation"])
+    assert plan["not_modelled"]
+
+
+def test_reference_pair_costs_4096_bytes_a_token(reference):
+    plan = as_json(make_plan(workload_of(reference)))
+    traffic = plan["modes"]["disaggregated_fused"]["traffic"]
+    assert (traffic["hidden_states_bytes_per_token"], traffic["logits_bytes_per_token"]) == (4096, 496_640)
+
+
+@pytest.mark.parametrize("name", PAIRS[1:])
+def test_larger_pairs_fit_apart_and_not_together(name):
+    plan = as_json(make_plan(workload_of(load(ROOT / "configs" / f"{name}.yaml"))))
+    fitting = {mode: one["fits"] for mode, one in plan["modes"].items()}
+    assert fitting == {"colocated_full": False, "colocated_fused": False, "disaggregated_fused": True}
+    assert plan["recommendation"]["mode"] == "disaggregated_fused"
+    assert "colocated does not fit even with the fused loss" in plan["recommendation"]["reason"]
+
+
+def test_full_logits_need_more_ranks_than_the_fused_loss(reference):
+    work = workload_of(reference)
+    assert frontier(work, "colocated_fused") > 8 * frontier(work, "colocated_full")
+
+
+def test_frontier_is_the_largest_that_fits():
+    work = workload_of(load(ROOT / "configs" / f"{PAIRS[0]}.yaml"))
+    for mode in MODES[1:]:
+        largest = frontier(work, mode)
+        assert fits(with_tokens(work, largest), mode)
+        assert not fits(with_tokens(work, largest + work.sequence), mode)
+
+
+def test_a_remedy_mends():
+    work = workload_of(load(ROOT / "configs" / f"{PAIRS[1]}.yaml"))
+    remedy = smallest_remedy(work, "colocated_fused")
+    assert remedy == "student.ranks=16"
+    assert fits(work.with_(student_ranks=16), "colocated_fused")
+
+
+def test_nothing_fits_is_said_with_the_term_and_the_mend(reference):
+    reference.hardware.gpu = "A10G"
+    code, text = run_plan(reference)
+    assert code == EXIT_NOTHING_FITS
+    assert "nothing fits" in text and "short in" in text and "chiefly" in text
+
+
+def test_text_shows_verdict_modes_memory_and_links(pair):
+    code, text = run_plan(pair)
+    assert code == 0
+    for expected in ("take:", "colocated, full logits", "disaggregated, fused loss", "fullest", "hidden states", "B a token", "error bands"):
+        assert expected in text
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_text_stays_within_the_terminal(reference, width):
+    console = Console(file=io.StringIO(), width=width)
+    plan_command(reference, PlanOptions(), console)
+    assert max(map(len, console.file.getvalue().splitlines())) <= width
+
+
+def test_page_is_self_contained(pair, tmp_path):
+    page = tmp_path / "plan.html"
+    run_plan(pair, html=str(page), gpus=32)
+    text = page.read_text(encoding="utf-8")
+    assert text.startswith("<!doctype html>")
+    assert not re.search(r"<script|src=|@import|https?://(?!www\.w3)|url\(", text)
+    assert text.count("<svg") == 1 and text.count("polyline") == 3
+    assert "viewport" in text
+
+
+def test_explain_prints_formula_numbers_and_source(reference):
+    _, text = run_plan(reference, explain="ring")
+    assert "ring = K * T * H_t * w" in text and "K = 3" in text and "402,653,184" in text and "source:" in text
+    _, names = run_plan(reference, explain="all")
+    assert "traffic / hidden states" in names and "constant: reserve" in names
+    with pytest.raises(UserError, match="no figure is called 'xyz'"):
+        run_plan(reference, explain="xyz")
+
+
+def test_gpus_are_divided(reference):
+    _, text = run_plan(reference, json=True, gpus=16)
+    plan = json.loads(text)
+    assert plan["splits"]
+    assert all(one["student_ranks"] + one["replicas"] * one["ranks_per_replica"] == 16 for one in plan["splits"])
+    assert plan["modes"]["colocated_fused"]["ranks"]["colocated"]["count"] == 16
+
+
+def test_hardware_option_overrides(reference):
+    _, text = run_plan(reference, json=True, hardware="aws/p5en.48xlarge")
+    assert json.loads(text)["hardware"]["gpu"] == "H200-SXM"
+    with pytest.raises(UserError, match="--hardware: 'B300' is no known node or GPU"):
+        run_plan(reference, hardware="B300")
+
+
+def test_simulation_stands_beside_the_closed_form(reference):
+    _, text = run_plan(reference, json=True, simulate=True)
+    plan = json.loads(text)
+    closed = plan["modes"]["disaggregated_fused"]["tokens_per_second"]
+    assert plan["simulation"][0]["tokens_per_second"] == pytest.approx(closed, rel=0.05)
+
+
+def test_price_gives_cost(reference):
+    reference.hardware.gpu_hour_price = 2.0
+    one = as_json(make_plan(workload_of(reference)))["modes"]["colocated_fused"]
+    assert one["cost_per_million_tokens"] == pytest.approx(2 * one["gpu_hours_per_million_tokens"])
+    assert one["gpu_hours_per_million_tokens"] == pytest.approx(8 * 1e6 / one["tokens_per_second"] / 3600)
+
+
+def test_sweep_values():
+    assert parse_sweep("a.b=64MiB,256MiB") == ("a.b", ["64MiB", "256MiB"])
+    assert parse_sweep("t=4096:65536:x2") == ("t", [4096, 8192, 16384, 32768, 65536])
+    assert parse_sweep("t=1:7:+3") == ("t", [1, 4, 7])
+    for wrong in ("t", "t=", "t=1:8:x1", "t=0:8:x2", "t=1:8:+0", "t=1:1e9:+1"):
+        if wrong == "t=1:1e9:+1":
+            continue
+        with pytest.raises(UserError, match="--sweep"):
+            parse_sweep(wrong)
+
+
+def test_sweep_plans_each_combination(reference):
+    code, text = run_plan(reference, json=True, sweep=["train.micro_batch_tokens=8192:32768:x2", "loss.memory_budget=64MiB,256MiB"])
+    rows = json.loads(text)["rows"]
+    assert code == 0 and len(rows) == 6
+    assert [row["values"]["train.micro_batch_tokens"] for row in rows] == [8192, 8192, 16384, 16384, 32768, 32768]
+    peaks = [row["modes"]["colocated_full"]["ranks"]["colocated"]["peak_bytes"] for row in rows]
+    assert peaks == sorted(peaks)
+    with pytest.raises(UserError, match="no key of the config"):
+        run_plan(reference, sweep=["student.rank=1,2"])
+
+
+def test_config_becomes_the_workload(reference):
+    work = workload_of(reference)
+    assert (work.student_ranks, work.ranks_per_replica, work.parallelism) == (8, 2, "tensor")
+    assert (work.micro_batch_tokens, work.sequence, work.student_bytes, work.checkpointing) == (32_768, 8192, 2, True)
+    assert (work.packed, work.memory_budget, work.wire_bytes) == (False, 1 << 30, 2.0)
+    reference.transport.dtype = "float8"
+    assert workload_of(reference).wire_bytes == 1 + 4 / 2048
+    reference.student.freeze = ["*embed_tokens*", "lm_head*"]
+    frozen = workload_of(reference)
+    assert frozen.trained == pytest.approx(1 - 2 * 248_320 * 4096 / 8_953_803_264) and not frozen.head_trained
+
+
+def test_missing_models_are_named():
+    config = Config()
+    with pytest.raises(UserError, match="teacher.model: missing"):
+        workload_of(config)
+    config.teacher.model = "qwen3-8b"
+    with pytest.raises(UserError, match="student.model: missing"):
+        workload_of(config)
+
+
+def _write_run(directory: Path, teachers: bool) -> None:
+    lines = []
+    for step in range(1, 11):
+        line = {
+            "step": step, "loss": 1.0, "step_seconds": 2.0, "stall_seconds": 0.5, "supervised_tokens": 1000,
+            "peak_memory_bytes": 5_000_000, "tokens_per_second": 1.0,
+        }  # fmt: skip
+        if teachers:
+            line["teachers"] = {"teacher 0": {"rows": 1000 * step, "received_bytes": 1000 * step * 32, "idle_share": 0.25}}
+        lines.append(json.dumps(line))
+    (directory / "metrics.jsonl").write_text("\n".join([*lines, json.dumps({"step": 10, "eval_kd": 1.0}), '{"step": 11, "lo']))
+
+
+def test_measure_compares_bytes_exactly(tmp_path):
+    from disaggkd_cli.planner.measure import compare, read_run
+
+    _write_run(tmp_path, teachers=True)
+    recorded = read_run(tmp_path)
+    assert (recorded.steps, recorded.step_seconds, recorded.colocated) == (10, 2.0, False)
+    rows = {one.name: one for one in compare(toy_work(), recorded)}
+    assert rows["hidden states received"].error == 0
+
+
+def test_calibration_reproduces_the_recorded_times(tmp_path, reference):
+    from disaggkd_cli.planner.measure import fit, read_run
+    from disaggkd_cli.planner.timing import student_time
+
+    _write_run(tmp_path, teachers=False)
+    work = toy_work(micro_batch_tokens=32 * 10**6)
+    fitted = fit(work, read_run(tmp_path), str(tmp_path))
+    changed = work.with_(efficiency=type(work.efficiency)(fitted["teacher_efficiency"], fitted["student_efficiency"]))
+    values = student_time(changed).values
+    assert values["T"] * values["F_s"] / (values["P"] * values["e_s"]) == pytest.approx(1.5, rel=1e-3)
+    path = tmp_path / "c.yaml"
+    path.write_text(yaml.safe_dump(fitted))
+    reference.hardware.calibration = str(path)
+    assert workload_of(reference).efficiency.calibrated_from == str(tmp_path)
+    path.write_text("student_efficency: 0.5")
+    with pytest.raises(UserError, match="must be a mapping of"):
+        workload_of(reference)
+
+
+def test_too_short_a_run_is_refused(tmp_path):
+    from disaggkd_cli.planner.measure import read_run
+
+    with pytest.raises(UserError, match="cannot be read"):
+        read_run(tmp_path)
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 1}\n')
+    with pytest.raises(UserError, match="at least 4"):
+        read_run(tmp_path)
+
+
+def test_every_option_has_its_help():
+    assert set(OPTION_HELP) == set(PlanOptions.__dataclass_fields__)
+
+
+_COLD = """
+import sys
+from disaggkd_cli.config import load
+from disaggkd_cli.planner.command import PlanOptions, plan_command
+plan_command(load(sys.argv[1]), PlanOptions(json=True, html=sys.argv[2], gpus=16))
+heavy = [name for name in ("torch", "transformers", "numpy", "datasets") if name in sys.modules]
+assert not heavy, heavy
+"""
+
+
+def test_a_plan_imports_neither_torch_nor_anything_heavy(tmp_path):
+    config = ROOT / "configs" / f"{PAIRS[1]}.yaml"
+    done = subprocess.run(
+        [sys.executable, "-c", _COLD, str(config), str(tmp_path / "p.html")], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["teacher"]["parameters"] == 235_093_634_560
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_the_arithmetic_of_a_plan_is_cheap(name):
+    """Not a clock but a count: no plan evaluates more terms than a second on a slow core allows (about 100,000)."""
+    from disaggkd_cli.planner import terms
+
+    counted = 0
+    original = terms._parse
+
+    def counting(formula):
+        nonlocal counted
+        counted += 1
+        return original(formula)
+
+    terms._parse = counting
+    try:
+        make_plan(workload_of(load(ROOT / "configs" / f"{name}.yaml")))
+    finally:
+        terms._parse = original
+    assert 0 < counted < 100_000
+
+
+def test_cold_start_is_reported(record_property):
+    """The time itself decides nothing here; it is kept with the test's record, and docs/planner.md prints it."""
+    started = time.perf_counter()
+    config = str(ROOT / "configs" / f"{PAIRS[0]}.yaml")
+    code = "import sys; from disaggkd_cli.config import load; from disaggkd_cli.planner.command import *; plan_command(load(sys.argv[1]), PlanOptions())"
+    done = subprocess.run([sys.executable, "-c", code, config], capture_output=True, timeout=60, check=False)
+    record_property("cold_seconds", time.perf_counter() - started)
+    assert done.returncode == 0

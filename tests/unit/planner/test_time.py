@@ -1,0 +1,177 @@
+"""FLOPs, traffic, times, rings: by hand, and against simulation."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from disaggkd_cli.planner.flops import forward_flops, mean_context, student_flops
+from disaggkd_cli.planner.hardware import Gpu
+from disaggkd_cli.planner.models import resolve_model
+from disaggkd_cli.planner.simulate import Scenario, simulate, simulate_workload
+from disaggkd_cli.planner.split import ideal_ratio, smallest_replica, splits
+from disaggkd_cli.planner.timing import (
+    colocated_timing,
+    disaggregated_timing,
+    recommended_ring_depth,
+    ring_loss,
+    student_time,
+    teacher_time,
+)
+from disaggkd_cli.planner.traffic import collective_rate, traffic
+from disaggkd_cli.planner.workload import Cluster
+from planner_toys import GPU, toy_model, toy_work
+
+
+def test_forward_flops_by_hand():
+    # Two layers of 592 weights, and 4 q S/2 operations of attention each, q = 8, S = 32.
+    assert forward_flops(toy_model(), 32).value == 2 * 1184 + 2 * 4 * 8 * 16
+
+
+def test_palm_form_of_llama_8b():
+    # 2 N without embeddings, and 2 q S a layer.
+    shape = resolve_model("llama-3.1-8b", "test")
+    matrices = 8_030_261_248 - 2 * 128_256 * 4096 - 4096
+    assert forward_flops(shape, 8192).value == 2 * matrices + 32 * 2 * 4096 * 8192
+
+
+def test_window_limits_the_context():
+    assert mean_context(100, None) == 50
+    assert mean_context(100, 10) == 10 - 100 / 200
+    assert mean_context(8, 10) == 4
+
+
+def test_student_flops_by_hand():
+    full = student_flops(toy_work(), fused=False).value
+    forward = 2 * 1184 + 2 * 4 * 8 * 16
+    assert full == 3 * forward + 6 * 8 * 32 + 2 * 16 * 32
+    assert student_flops(toy_work(checkpointing=True), fused=False).value - full == forward
+    half = student_flops(toy_work(supervised=0.5), fused=False).value
+    assert full - half == (6 * 8 * 32 + 2 * 16 * 32) / 2
+
+
+@pytest.mark.parametrize(("name", "hidden", "logits"), [("qwen3-32b", 10_240, 303_872), ("qwen3.5-397b-a17b", 8_192, 496_640)])
+def test_payload_bytes_of_known_teachers(name, hidden, logits):
+    flow = traffic(toy_work(teacher=resolve_model(name, "test")))
+    assert (flow.hidden_states.value, flow.logits.value) == (hidden, logits)
+
+
+def test_collectives_by_hand():
+    flow = traffic(toy_work())
+    assert flow.fsdp.value == (2 * 1704 + 2 * 1184 + 4 * 1704) * 3 / 4
+    assert flow.colocated_teacher.value == pytest.approx(2 * toy_work().teacher_parameters.backbone * 3 / 4)
+    assert flow.vocabulary_parallel.value == 0
+    sharded = traffic(toy_work(vocabulary_parallel=True))
+    assert sharded.vocabulary_parallel.value == 3 * 64 * (8 * 2 + 16 * 2) + 2 * 3 * 64 * 8 * 2
+
+
+def test_collective_rates():
+    cluster = Cluster(GPU, GPU, gpus_per_node=8, nic_gb_per_s=50)
+    assert collective_rate(cluster, 8, GPU) == pytest.approx(360)
+    # Eight rails of 50 GB/s at 74 %.
+    assert collective_rate(cluster, 16, GPU) == pytest.approx(296)
+    without = Gpu("x", 48, 100, 80, 1, nvlink_gb_per_s=0, pcie_gb_per_s=32)
+    assert collective_rate(cluster, 2, without) == pytest.approx(32 * 0.87)
+
+
+def test_teacher_time_by_hand():
+    work = toy_work(micro_batch_tokens=32 * 10**6)
+    flops = 2 * work.teacher_parameters.active_layers + 3 * 4 * 8 * 16
+    assert teacher_time(work).value == pytest.approx(32e6 * flops / (1000e12 * 0.5))
+    tensor = teacher_time(work.with_(ranks_per_replica=4, parallelism="tensor"))
+    assert tensor.value == pytest.approx(teacher_time(work).value / 4)
+
+
+def test_colocated_takes_turns_and_disaggregated_overlaps():
+    work = toy_work(micro_batch_tokens=32 * 10**4)
+    together = colocated_timing(work, fused=True)
+    assert together.tokens_per_second == pytest.approx(4 * 32e4 / (together.teacher.value + together.student.value))
+    apart = disaggregated_timing(work)
+    assert apart.tokens_per_second <= min(apart.rates.values())
+    assert apart.bottleneck == min(apart.rates, key=apart.rates.get)
+
+
+def test_one_slot_does_not_overlap():
+    work = toy_work(micro_batch_tokens=32 * 10**4, ring_depth=1, replicas=4)
+    timing = disaggregated_timing(work)
+    assert timing.bottleneck.startswith("ring")
+    assert timing.tokens_per_second < disaggregated_timing(work.with_(ring_depth=3)).tokens_per_second
+
+
+@given(jitter=st.floats(0.01, 0.5), slots=st.floats(1, 20), slack=st.floats(0, 1), more=st.floats(0.01, 5))
+@settings(max_examples=200, deadline=None)
+def test_ring_loss_is_a_share_and_falls_with_slots_and_slack(jitter, slots, slack, more):
+    loss = ring_loss(jitter, slots, slack)
+    assert 0 <= loss <= 0.5
+    assert ring_loss(jitter, slots + more, slack) <= loss + 0.02
+    assert ring_loss(jitter, slots, slack + more) <= loss + 1e-9
+    assert ring_loss(0.0, slots, slack) == 0
+
+
+@pytest.mark.parametrize("jitter", [0.1, 0.2, 0.3])
+@pytest.mark.parametrize("slack", [0.0, 0.1, 0.3])
+@pytest.mark.parametrize("depth", [2, 3, 4, 6])
+def test_closed_form_of_the_ring_against_simulation(jitter, slack, depth):
+    simulated = simulate(1, 1, depth, 1.0, 1 / (1 + slack), jitter=jitter, steps=20_000).tokens_per_second
+    assert 1 - ring_loss(jitter, depth - 1, slack) == pytest.approx(simulated, abs=0.02 if depth == 2 else 0.012)
+
+
+@pytest.mark.parametrize(("ranks", "replicas", "depth"), [(8, 2, 3), (8, 8, 3), (8, 32, 8), (4, 1, 2), (64, 40, 6), (1000, 300, 4)])
+def test_rate_of_pools_against_simulation(ranks, replicas, depth):
+    work = toy_work(
+        teacher=resolve_model("qwen3-32b", "t"), student=resolve_model("qwen3-1.7b", "s"), student_ranks=ranks, replicas=replicas,
+        ring_depth=depth, micro_batch_tokens=8192, sequence=4096,
+    )  # fmt: skip
+    simulated = simulate_workload(work, steps=150 if ranks > 500 else 300).tokens_per_second
+    assert disaggregated_timing(work).tokens_per_second == pytest.approx(simulated, rel=0.05)
+
+
+def test_simulation_without_jitter_is_the_slower_side():
+    assert simulate(2, 2, 3, 1.0, 0.5).tokens_per_second == pytest.approx(2.0)
+    assert simulate(2, 1, 3, 0.2, 0.5).tokens_per_second == pytest.approx(2.0, rel=0.02)
+
+
+def test_slow_and_failing_teachers_cost_throughput_but_no_request():
+    usual = simulate(4, 4, 3, 1.0, 0.95, jitter=0.05, steps=500)
+    slow = simulate(4, 4, 3, 1.0, 0.95, jitter=0.05, steps=500, scenario=Scenario("slow", slow_share=0.5, slow_factor=3.0))
+    failing = simulate(4, 4, 3, 1.0, 0.95, jitter=0.05, steps=500, scenario=Scenario("failing", failures_per_hour=20, recovery_seconds=60))
+    assert slow.tokens_per_second < 0.8 * usual.tokens_per_second
+    assert failing.failures > 0 and failing.requests_resent == failing.failures
+    assert failing.tokens_per_second < usual.tokens_per_second
+
+
+def test_simulation_repeats_with_its_seed():
+    assert simulate(2, 2, 3, 1.0, 1.0, jitter=0.2, seed=5) == simulate(2, 2, 3, 1.0, 1.0, jitter=0.2, seed=5)
+
+
+@given(scale=st.floats(0.1, 10))
+@settings(max_examples=20, deadline=None)
+def test_ratio_does_not_depend_on_the_speed_of_the_gpus(scale):
+    work = toy_work(micro_batch_tokens=32 * 10**7)
+    gpu = Gpu("x", 80, 1000 * scale, 800 * scale, 3 * scale, 450 * scale, 64 * scale)
+    scaled = work.with_(cluster=Cluster(gpu, gpu, 8, 50.0 * scale))
+    assert ideal_ratio(scaled) == pytest.approx(ideal_ratio(work), rel=1e-6)
+
+
+def test_splits_use_all_gpus_and_put_the_best_first():
+    work = toy_work(
+        teacher=resolve_model("qwen3-32b", "t"), student=resolve_model("qwen3-1.7b", "s"), micro_batch_tokens=8192, sequence=4096,
+        checkpointing=True,
+    )  # fmt: skip
+    found = splits(work, 16)
+    assert found and all(one.student_ranks + one.replicas * one.ranks_per_replica == 16 for one in found)
+    assert found == sorted(found, key=lambda one: -one.tokens_per_second)
+    # A teacher of 32 billion parameters needs 4.2 GPUs for each of the student's (facts, uncheckpointed), so most of them teach.
+    assert found[0].replicas * found[0].ranks_per_replica >= 10
+    assert smallest_replica(work) == 1
+
+
+def test_recommended_depth_grows_with_the_teachers_in_flight():
+    few, many = (toy_work(replicas=count, micro_batch_tokens=32 * 10**5) for count in (1, 64))
+    assert 2 <= recommended_ring_depth(few) <= recommended_ring_depth(many)
+
+
+def test_student_time_takes_the_longer_of_products_and_collectives():
+    slow_network = toy_work(student_ranks=64, cluster=Cluster(GPU, GPU, 1, 1e-6))
+    assert student_time(slow_network).value > 1e3 * student_time(toy_work(student_ranks=64)).value
