@@ -3,9 +3,10 @@
 Two ways, both through the tokenizer's chat template:
 * The template marks what the assistant says with `{% generation %}`: transformers' own mask is taken.
 * It does not: the conversation is rendered up to each assistant turn (with the generation prompt, so that the mask
-  begins where generation would) and through it, and both must be true prefixes of the whole. Otherwise nothing can be
-  known, and the conversation is refused. White space after the turn's end token (`<|im_end|>\\n`) does not count:
-  generation has stopped by then.
+  begins where generation would) and through it, and both must be true prefixes of the whole. Templates that render the
+  last turn differently (Qwen3 gives it an empty thought) fail the second test; there the whole must go on, after the
+  first prefix, with the message's own words and an end token. Otherwise nothing can be known, and the conversation is
+  refused. White space after the turn's end token (`<|im_end|>\\n`) does not count: generation has stopped by then.
 
 The whole is always tokenised at once, as at inference; characters are mapped to tokens by the tokenizer's offsets. A
 token that reaches over the beginning of a turn counts, as it does in transformers' own mask.
@@ -94,7 +95,9 @@ def assistant_spans(
         if message["role"] != "assistant":
             continue
         before, through = render(turn, True), render(turn + 1)
-        if not (whole.startswith(through) and through.startswith(before)):
+        if not whole.startswith(through):
+            through = _through_own_words(message, whole, before, end_tokens)
+        if not (through and whole.startswith(before) and through.startswith(before)):
             raise UserError(
                 f"{conversation.where}: the chat template renders message {turn + 1} (assistant) differently when it "
                 f"is the last one, so what the assistant says can't be told from the rest. {_MEND}, or end the "
@@ -106,6 +109,18 @@ def assistant_spans(
             end = begin + len(said)
         spans.append((begin, end))
     return spans
+
+
+def _through_own_words(message: dict, whole: str, before: str, end_tokens: tuple[str, ...]) -> str | None:
+    """`whole` up to the end of `message`, if after `before` it literally goes on with its content and an end token."""
+    content = message.get("content")
+    if not content or message.get("tool_calls"):
+        return None
+    for words in (content, content.strip()):
+        for end_token in end_tokens:
+            if whole.startswith(words + end_token, len(before)):
+                return whole[: len(before) + len(words + end_token)]
+    return None
 
 
 def tokens_in_spans(offsets: list[tuple[int, int]], spans: list[tuple[int, int]]) -> np.ndarray:

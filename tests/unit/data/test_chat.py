@@ -101,6 +101,22 @@ def test_a_template_that_changes_a_turn_once_others_follow_is_refused(byte_token
         encode_conversation(turns(("user", "Q"), ("assistant", "A"), ("user", "R")), byte_tokenizer, forgets)
 
 
+def test_a_template_that_gives_only_the_last_answer_a_thought(byte_tokenizer):
+    """As Qwen3's does: earlier answers are found by their own words."""
+    thought = "{% if loop.last and message.role == 'assistant' %}{{ '<think>\n\n</think>\n\n' }}{% endif %}"
+    thinks = CHATML.replace("{% if message.content %}", thought + "{% if message.content %}")
+    several = turns(("system", "S"), ("user", "Q"), ("assistant", "A"), ("user", "R"), ("assistant", "A"))
+    assert marked(byte_tokenizer, several, thinks) == (
+        "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nQ<|im_end|>\n"
+        "<|im_start|>assistant\n⟦A<|im_end|>⟧\n<|im_start|>user\nR<|im_end|>\n"
+        "<|im_start|>assistant\n⟦<think>\n\n</think>\n\nA<|im_end|>⟧\n"
+    )
+    system, question, answer, *rest = several.messages
+    called = Conversation("here", [system, question, {**answer, "tool_calls": [{}]}, *rest])
+    with pytest.raises(UserError, match="message 3 .* differently"):
+        encode_conversation(called, byte_tokenizer, thinks)
+
+
 def test_a_generation_prompt_that_no_answer_has_is_refused(byte_tokenizer):
     thinks = CHATML.replace("{{ '<|im_start|>assistant\n' }}", "{{ '<|im_start|>assistant\n<think>' }}")
     with pytest.raises(UserError, match="differently"):
