@@ -94,7 +94,10 @@ def load_causal_lm(source: ModelSource, dtype: torch.dtype, key: str) -> nn.Modu
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise UserError(f"{key}: {_unreadable(source, error)}") from None
     except Exception as error:  # safetensors raises its own class, which derives from Exception directly
-        raise UserError(f"{key}: {source.name}: {type(error).__name__}: {_one_line(error)}") from None
+        raise UserError(
+            f"{key}: the files in {source.name} are damaged or incomplete ({type(error).__name__}: {_one_line(error)}); "
+            "copy or download them again"
+        ) from None
     finally:
         logging.getLogger("transformers").setLevel(previous)
     missing = sorted(info["missing_keys"])
@@ -118,7 +121,7 @@ def prepare_gguf(model: nn.Module) -> nn.Module:
 def load_head(source: ModelSource, dtype: torch.dtype, key: str) -> Head:
     """Return the frozen LM head of a model, reading only its own tensors where the files allow it.
 
-    Weight [V, H] and bias [V] come in `dtype` on the CPU. Files other than safetensors are loaded whole, split and verified.
+    Weight [V, H] and bias [V] come in `dtype` on the CPU. Files other than safetensors are loaded whole and verified.
 
     Raises:
         UserError: when the model cannot be read, or has no head that can be read.

@@ -43,8 +43,8 @@ def test_slurm(config, folder, reference):
     variables = {"SLURM_NTASKS": "2", "SLURM_JOB_ID": "7", "SLURM_TASKS_PER_NODE": "2", "MASTER_ADDR": "127.0.0.1",
                  "MASTER_PORT": str(free_port())}  # fmt: skip
     ranks = [
-        start(["run", str(config), f"run_dir={folder}/slurm"], SLURM_PROCID=str(rank), SLURM_LOCALID=str(rank), **variables)
-        for rank in range(2)
+        start(["run", str(config), f"run_dir={folder}/slurm"], SLURM_PROCID=rank, SLURM_LOCALID=rank, **variables)
+        for rank in "01"
     ]
     for rank in ranks:
         code, output = finish(rank)

@@ -42,14 +42,15 @@ def test_two_student_ranks_with_the_teacher_sharded_over_them(reference_config, 
 
 
 def test_accumulation(reference_config, tmp_path, reference):
-    run = run_to_end(reference_config, tmp_path / "accumulated", "train.micro_batch_sequences=2", "train.accumulation=2")
+    arguments = ("train.micro_batch_sequences=2", "train.accumulation=2")
+    run = run_to_end(reference_config, tmp_path / "accumulated", *arguments)
     assert_same_losses(run, reference)
 
 
 def test_accumulation_over_two_ranks_two_teachers_and_a_ring_of_one(reference_config, tmp_path, reference):
     run = run_to_end(
-        reference_config, tmp_path / "everything", "student.ranks=2", "train.micro_batch_sequences=1", "train.accumulation=2",
-        "teacher.replicas=2", "transport.ring_depth=1",
+        reference_config, tmp_path / "everything", "student.ranks=2", "train.micro_batch_sequences=1",
+        "train.accumulation=2", "teacher.replicas=2", "transport.ring_depth=1",
     )  # fmt: skip
     assert_same_losses(run, reference)
     teachers = metrics(run)[-2]["teachers"]
