@@ -38,6 +38,9 @@ class Link:
         generation: the number both sides agreed on; a header of another one is refused.
         run_id: headers of another run are refused.
         timeout: seconds that any one send or receive may take.
+
+    Attributes:
+        control: the group; None once closed. Read from outside only to measure gloo itself.
     """
 
     def __init__(self, group: dist.ProcessGroup, side: int, name: str, generation: int, run_id: str, timeout: float):
@@ -46,7 +49,7 @@ class Link:
         self.timeout = timeout
         self.received_bytes = 0
         self.sent_bytes = 0
-        self._control = group
+        self.control = group
         self._peer = 1 - side
         self._run = run_number(run_id)
         self._header_in = torch.empty(HEADER_BYTES, dtype=torch.uint8)
@@ -111,7 +114,7 @@ class Link:
 
     def close(self) -> None:
         """Drop the group. Sockets close once no thread is inside a call on it."""
-        self._control = None
+        self.control = None
 
     def _send(self, message: Tensor, what: str) -> None:
         self._move(message, "send", what, lambda group, piece: group.send([piece], self._peer, 0))
@@ -122,7 +125,7 @@ class Link:
         self.received_bytes += buffer.numel()
 
     def _move(self, message: Tensor, verb: str, what: str, start: Callable) -> None:
-        group = self._control
+        group = self.control
         if group is None:
             raise LinkLost(f"{self.name}: the link is closed, cannot {verb} {what}")
         begun = time.monotonic()

@@ -76,6 +76,7 @@ class TeacherPool:
         self._alone_since = time.monotonic()
         self._refused_at: float | None = None
         self._closing = False
+        self._closed = threading.Event()
         if leader:
             begin_student(self._store)
         self._discovery = threading.Thread(target=self._discover, name="teacher discovery", daemon=True)
@@ -135,6 +136,7 @@ class TeacherPool:
             if self._closing:
                 return
             self._closing = True
+            self._closed.set()
             links = list(self._links.values())
             self.changed.notify_all()
         ending = self.leader and reason in (StopReason.FINISHED, StopReason.STOPPED)
@@ -263,8 +265,7 @@ class TeacherPool:
             except (RuntimeError, RunError) as error:
                 self.say(f"the rendezvous no longer answers, no further teacher can join: {str(error).splitlines()[0]}")
                 return
-            with self.changed:
-                self.changed.wait_for(lambda: self._closing, _DISCOVERY_SECONDS)
+            self._closed.wait(_DISCOVERY_SECONDS)
 
     def _admit(self, record: TeacherRecord) -> None:
         try:
