@@ -1,4 +1,4 @@
-"""The knowledge-distillation loss over a large vocabulary. Needs torch only; its cost model, `tiling`, not even that."""
+"""The distillation loss over a large vocabulary. Needs torch only; its cost model, `tiling`, not even that."""
 
 from __future__ import annotations
 

@@ -93,6 +93,6 @@ def agree_on_shards(
 
 def _gathered(group: dist.ProcessGroup, numbers: list[int], device: torch.device) -> tuple[list[list[int]], int]:
     own = torch.tensor(numbers, dtype=torch.int64, device=device)
-    everyone = own.new_empty(dist.get_world_size(group), len(numbers))
+    everyone = own.new_empty(dist.get_world_size(group) * len(numbers))
     dist.all_gather_into_tensor(everyone, own, group=group)
-    return everyone.tolist(), dist.get_rank(group)
+    return everyone.view(-1, len(numbers)).tolist(), dist.get_rank(group)

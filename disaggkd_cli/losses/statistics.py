@@ -86,9 +86,9 @@ class StatisticsOfWindow:
         if group is None:
             return merged
         own = _stacked(merged)
-        everyone = own.new_empty(dist.get_world_size(group), *own.shape)
+        everyone = own.new_empty(dist.get_world_size(group) * len(own), own.shape[1])
         dist.all_gather_into_tensor(everyone, own, group=group)
-        return merge(RowStatistics(*everyone.unbind(1)))
+        return merge(RowStatistics(*everyone.view(-1, *own.shape).unbind(1)))
 
     def _parts(self) -> RowStatistics:
         return RowStatistics(*self._slots[: self._used, :, : self._rows].unbind(1))
