@@ -1,6 +1,7 @@
 """Tensors that autograd saves in one decoder layer, in bytes per token; and what a forward pass without gradients needs.
 
-The formulas list what transformers' modules save in eager mode, b bytes an element in the compute dtype, 4 in float32. The first
+The formulas list what transformers' modules save in eager mode, b bytes an element in the compute dtype, 4 in
+float32. The first
 term of every layer is its RMSNorms; the input of a projection is the output of the norm before it and is counted there.
 """
 
@@ -9,7 +10,6 @@ from __future__ import annotations
 from disaggkd_cli.planner.shapes import (
     DenseMLP,
     ExpertMLP,
-    GatedDeltaNet,
     GroupedQueryAttention,
     LatentAttention,
     LayerShape,
@@ -17,7 +17,8 @@ from disaggkd_cli.planner.shapes import (
 from disaggkd_cli.planner.terms import Term, term
 
 _EAGER = (
-    "counted from transformers' eager modules (facts: 217,224 B for a Llama-3.1-8B layer, 231,720 B for Qwen3-8B, traced "
+    "counted from transformers' eager modules (facts: 217,224 B for a Llama-3.1-8B layer, 231,720 B for "
+    "Qwen3-8B, traced "
     "with MemTracker, torch 2.13)"
 )
 _DELTA_FLA = "derived from the tensors that fla's chunk kernel keeps; not traced (needs a GPU)"
@@ -27,7 +28,13 @@ DELTA_CHUNK = 64
 
 
 def saved_per_token(
-    layer: LayerShape, hidden: int, compute_bytes: int, sequence: int, *, packed: bool = False, delta_kernel: str = "fla"
+    layer: LayerShape,
+    hidden: int,
+    compute_bytes: int,
+    sequence: int,
+    *,
+    packed: bool = False,
+    delta_kernel: str = "fla",
 ) -> list[Term]:
     """Return what one layer keeps for backward, bytes per token.
 
@@ -36,8 +43,10 @@ def saved_per_token(
         hidden: h.
         compute_bytes: b, 2 for bfloat16 and 4 for float32.
         sequence: S.
-        packed: rows hold several documents, so attention gets a mask. With a mask (also: a window shorter than S) PyTorch's
-            attention keeps a [S, S] mask in the compute dtype for every layer, and repeats keys and values per query head.
+        packed: rows hold several documents, so attention gets a mask. With a mask (also: a window shorter than S)
+            PyTorch's
+            attention keeps a [S, S] mask in the compute dtype for every layer, and repeats keys and values per query
+            head.
         delta_kernel: `fla` (GPU kernels) or `torch` (transformers' own code, on CPUs).
     """
     return [
@@ -77,7 +86,8 @@ def _mixer(layer: LayerShape, b: int, sequence: int, packed: bool, delta_kernel:
         return term("gated delta net", formula, _DELTA_FLA, **values)
     values |= {"Ke": mixer.value_heads * mixer.key_dim, "C": DELTA_CHUNK, "d_k": mixer.key_dim, "d_v": mixer.value_dim}
     formula = (
-        "2 * b * (2 * K + Vd) + (32 + 16 * (b // 4)) * Ke + (24 + 3 * b) * Vd + 20 * C * n + 4 * n * d_k * d_v / C + 40 * n"
+        "2 * b * (2 * K + Vd) + (32 + 16 * (b // 4)) * Ke + (24 + 3 * b) * Vd + 20 * C * n + 4 * n * d_k * d_v / "
+        "C + 40 * n"
     )
     return term("gated delta net (torch)", formula, _DELTA_TORCH, **values)
 
@@ -123,4 +133,6 @@ def forward_working_set(layer: LayerShape, hidden: int, b: int) -> Term:
             attention=attention, b=b, h=hidden, f=mlp.width,
         )  # fmt: skip
     values = {"attention": attention, "b": b, "h": hidden, "k": mlp.top_k, "f_e": mlp.width, "f_s": mlp.shared_width}
-    return term("teacher forward", "max(attention, b * (3 * h + f_s) + k * b * (2 * h + 3 * f_e), 12 * h)", source, **values)
+    return term(
+        "teacher forward", "max(attention, b * (3 * h + f_s) + k * b * (2 * h + 3 * f_e), 12 * h)", source, **values
+    )

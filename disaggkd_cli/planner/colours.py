@@ -15,12 +15,22 @@ COMPONENT_COLOURS = {
 
 _FAMILIES = (
     ("states", ("master weights", "Adam", "sharded gradients", "accumulated whole")),
-    ("teacher", ("teacher weights", "teacher head", "teacher activations", "teacher layers", "teacher embedding", "teacher residual")),
+    (
+        "teacher",
+        (
+            "teacher weights",
+            "teacher head",
+            "teacher activations",
+            "teacher layers",
+            "teacher embedding",
+            "teacher residual",
+        ),
+    ),
     ("hidden states and buffers", ("ring", "send buffers", "teacher hidden", "rows of all ranks")),
     ("activations", ("saved activations", "one layer", "final norm", "supervised rows")),
     ("loss", ("full logits", "fused-loss", "dH", "dW")),
-    ("gathered weights", ("root unit", "last all-gather")),
-    ("gradients in flight", ("root reduction", "head gradient", "layer working set")),
+    ("gathered weights", ("root unit", "last all-gather", "layer weights")),
+    ("gradients in flight", ("root reduction", "head gradient", "layer reduction", "embedding and head")),
 )
 
 

@@ -1,4 +1,5 @@
-"""From the fields of a Hugging Face `config.json` to a `ModelShape`. An architecture that is not known is refused, never guessed."""
+"""From the fields of a Hugging Face `config.json` to a `ModelShape`. An architecture that is not known is refused,
+never guessed."""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ def model_shape(config: Fields, name: str, source: str) -> ModelShape:
         required = (*_SIZES, *_HEADS, "head_dim", "intermediate_size")
         missing = [key for key in required if key not in fields]
         raise UserError(
-            f"{source}: model_type {model_type!r} is not an architecture that the planner knows ({', '.join(sorted(_FAMILIES))})"
+            f"{source}: model_type {model_type!r} is not an architecture that the planner knows "
+            f"({', '.join(sorted(_FAMILIES))})"
             + (f"; its config.json also lacks {', '.join(missing)}" if missing else "")
             + ". Give a config.json of a known architecture; the planner does not guess shapes"
         )

@@ -1,4 +1,5 @@
-"""Every constant that is not a shape or a datasheet figure: value, unit, where it came from, and how far to trust it."""
+"""Every constant that is not a shape or a datasheet figure: value, unit, where it came from, and how far to trust
+it."""
 
 from __future__ import annotations
 
@@ -27,14 +28,16 @@ CONSTANTS: dict[str, Constant] = {
     ),
     "reserve": Constant(
         1.05, "factor", "published",
-        "reserved / allocated with expandable_segments: 1.04-1.13 (Megatron-LM issue 6429); 1.5 seen without (llama-cookbook 120)",
+        "reserved / allocated with expandable_segments: 1.04-1.13 (Megatron-LM issue 6429); 1.5 seen without "
+        "(llama-cookbook 120)",
     ),
     "margin": Constant(0.04, "share", "assumed", "kept free of what the driver reports, for the unexplained"),
     "teacher_efficiency_dense": Constant(0.55, "of bf16 peak", "assumed", "forward of a dense teacher; calibrate with one run"),
     "teacher_efficiency_moe": Constant(0.30, "of bf16 peak", "assumed", "forward of a mixture of experts; calibrate with one run"),
     "student_efficiency_dense": Constant(
         0.45, "of bf16 peak", "published",
-        "hardware FLOPs of dense training on H100, .33-.39 eager to compiled (torchtitan), .38-.46 (llm-foundry); uncalibrated",
+        "hardware FLOPs of dense training on H100, .33-.39 eager to compiled (torchtitan), .38-.46 "
+        "(llm-foundry); uncalibrated",
     ),
     "student_efficiency_moe": Constant(
         0.20, "of bf16 peak", "published", "MoE training on H100, .08-.25 of bf16 peak (NeMo 25.11 tables); uncalibrated"
@@ -61,10 +64,12 @@ FULL_LOGITS_BYTES: dict[str, float] = {
     "symmetric_kl": 48.0,
     "total_variation": 42.0,
 }
-"""Peak bytes per row and vocabulary entry of `loss.implementation: full` (our reference, float32 logits), traced with MemTracker."""
+"""Peak bytes per row and vocabulary entry of `loss.implementation: full` (our reference, float32 logits), traced with
+MemTracker."""
 
 FUSED_LOGIT_TRAFFIC = 32.0
-"""Bytes of memory traffic per row and vocabulary entry in the fused loss: two float32 logits written and read twice, one gradient."""
+"""Bytes of memory traffic per row and vocabulary entry in the fused loss: two float32 logits written and read twice,
+one gradient."""
 
 OTHER_FULL_LOGITS: dict[str, tuple[float, str]] = {
     "cross-entropy, float32 logits": (14.0, "MemTracker; NeMo-RL PR 3314 measures 14.0 B on a 4090"),

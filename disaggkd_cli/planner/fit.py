@@ -26,7 +26,8 @@ class Knob:
 
 
 def usable(work: Workload, role: str) -> Term:
-    """Bytes that a rank's tensors may take: the driver's total, less context, communicators and margin, over the reserve factor."""
+    """Bytes that a rank's tensors may take: the driver's total, less context, communicators and margin, over the
+    reserve factor."""
     gpu = gpu_of(work, role)
     ranks = work.ranks_per_replica if role == "teacher" else work.student_ranks
     groups = (1 if ranks > 1 else 0) + (1 if work.replicate > 1 and role != "teacher" else 0)
@@ -70,7 +71,8 @@ def with_tokens(work: Workload, tokens: int) -> Workload:
 
 
 def frontier(work: Workload, mode: str, role: str | None = None) -> int:
-    """The largest micro-batch in tokens, in whole sequences where one fits, that a mode (or one of its roles) can hold; 0: none."""
+    """The largest micro-batch in tokens, in whole sequences where one fits, that a mode (or one of its roles) can
+    hold; 0: none."""
     step = work.sequence
     largest = _largest(lambda count: _holds(work, mode, role, count * step), _CEILING // step)
     if largest:
@@ -122,11 +124,14 @@ def knobs(work: Workload, mode: str) -> list[Knob]:
         candidates.append(("loss.memory_budget=64MiB", work.with_(memory_budget=64 << 20)))
     now = frontier(work, mode)
     found = [Knob(change, frontier(changed, mode)) for change, changed in candidates]
-    return sorted((knob for knob in found if knob.max_micro_batch_tokens > now), key=lambda knob: -knob.max_micro_batch_tokens)
+    return sorted(
+        (knob for knob in found if knob.max_micro_batch_tokens > now), key=lambda knob: -knob.max_micro_batch_tokens
+    )
 
 
 def smallest_remedy(work: Workload, mode: str) -> str | None:
-    """The smallest change that makes the present micro-batch fit: tried one by one, cheapest first; None when none does."""
+    """The smallest change that makes the present micro-batch fit: tried one by one, cheapest first; None when none
+    does."""
     shorter = frontier(work, mode)
     if shorter >= work.sequence:
         return f"train.micro_batch_sequences={shorter // work.sequence}"

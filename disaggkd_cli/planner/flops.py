@@ -44,7 +44,8 @@ def teacher_flops(work: Workload) -> Term:
 
 
 def student_flops(work: Workload, *, fused: bool = True) -> Term:
-    """Operations of a student for one token: forward, backward (twice that), recomputation, and the loss of the supervised rows."""
+    """Operations of a student for one token: forward, backward (twice that), recomputation, and the loss of the
+    supervised rows."""
     forward = forward_flops(work.student, work.sequence)
     if fused:
         per_row = loss_work(work).flops_per_row

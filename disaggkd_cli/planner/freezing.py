@@ -24,14 +24,17 @@ def trained_share(shape: ModelShape, patterns: list[str]) -> tuple[float, bool]:
     for pattern in patterns:
         matched = fnmatch.filter(names, pattern)
         if not matched:
-            raise UserError(f"student.freeze: {pattern!r} matches no parameter of {shape.name}, such as {next(iter(names))}")
+            raise UserError(
+                f"student.freeze: {pattern!r} matches no parameter of {shape.name}, such as {next(iter(names))}"
+            )
         frozen |= set(matched)
     head = "model.embed_tokens.weight" if shape.tied else "lm_head.weight"
     return 1 - sum(names[name] for name in frozen) / total, head not in frozen
 
 
 def parameter_names(shape: ModelShape) -> Iterator[tuple[str, int]]:
-    """Names and sizes of the parameters, as transformers names those of dense attention models; other layers by their parts."""
+    """Names and sizes of the parameters, as transformers names those of dense attention models; other layers by their
+    parts."""
     yield "model.embed_tokens.weight", shape.vocabulary * shape.hidden
     for index, layer in enumerate(shape.layers):
         for name, count in _layer_names(layer, shape.hidden):

@@ -64,7 +64,9 @@ class Catalogue:
         """
         if name in self.gpus:
             return self.gpus[name]
-        raise UserError(f"{key}: {_unknown('GPU', name, list(self.gpus))}; add your own with hardware.catalogue=FILE.yaml")
+        raise UserError(
+            f"{key}: {_unknown('GPU', name, list(self.gpus))}; add your own with hardware.catalogue=FILE.yaml"
+        )
 
     def node(self, name: str) -> Node:
         """The node of that name.
@@ -120,7 +122,10 @@ def _gpu(name: str, entry: Any, source: str) -> Gpu:
         if entry.get(key) is not None and not (_is_number(entry[key]) and entry[key] >= 0):
             raise UserError(f"{source}: {name}.{key}: {entry[key]!r} must be a number, at least 0")
     if entry["matmul_tflops"] > entry["bf16_tflops"]:
-        raise UserError(f"{source}: {name}: matmul_tflops {entry['matmul_tflops']} is above its peak bf16_tflops {entry['bf16_tflops']}")
+        raise UserError(
+            f"{source}: {name}: matmul_tflops {entry['matmul_tflops']} is above its peak bf16_tflops "
+            f"{entry['bf16_tflops']}"
+        )
     return Gpu(name=name, **{**entry, "unchecked": tuple(entry.get("unchecked") or ())})
 
 

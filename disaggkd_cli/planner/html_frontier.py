@@ -1,4 +1,5 @@
-"""The frontier plot: peak memory of one rank against the micro-batch, a line per mode, and where it meets what is usable."""
+"""The frontier plot: peak memory of one rank against the micro-batch, a line per mode, and where it meets what is
+usable."""
 
 from __future__ import annotations
 
@@ -27,14 +28,18 @@ def frontier_svg(plan: Plan) -> str:
             exponent = first + (last - first) * index / _POINTS
             work = with_tokens(one.work, max(1, round(2**exponent)))
             # The role that is nearest to its limit, on the scale of the largest limit.
-            peak = max(rank.peak_bytes / usable(work, role).value for role, rank in roles_of(work, mode).items()) * limit
+            peak = (
+                max(rank.peak_bytes / usable(work, role).value for role, rank in roles_of(work, mode).items()) * limit
+            )
             if peak > top:
                 break
             points.append(f"{_x(exponent, first, last):.1f},{_y(peak / top):.1f}")
         parts.append(f'<polyline points="{" ".join(points)}" fill="none" stroke="{_LINES[mode]}" stroke-width="3"/>')
     now = _x(math.log2(plan.work.micro_batch_tokens), first, last)
     parts.append(f'<line x1="{now:.1f}" x2="{now:.1f}" y1="{_TOP}" y2="{_HEIGHT - _BOTTOM}" class="now"/>')
-    legend = "".join(f'<span><i style="background:{colour}"></i>{TITLES[mode]}</span>' for mode, colour in _LINES.items())
+    legend = "".join(
+        f'<span><i style="background:{colour}"></i>{TITLES[mode]}</span>' for mode, colour in _LINES.items()
+    )
     caption = (
         "Fullest rank against tokens of a micro-batch; a line ends where it leaves the plot. "
         "Dashed: what is usable, and the micro-batch of this config."
@@ -46,14 +51,18 @@ def frontier_svg(plan: Plan) -> str:
 
 
 def _axes(first: float, last: float, top: float) -> str:
-    parts = [f'<rect x="{_LEFT}" y="{_TOP}" width="{_WIDTH - _LEFT - _RIGHT}" height="{_HEIGHT - _TOP - _BOTTOM}" class="frame"/>']
+    parts = [
+        f'<rect x="{_LEFT}" y="{_TOP}" width="{_WIDTH - _LEFT - _RIGHT}" height="{_HEIGHT - _TOP - _BOTTOM}" class="frame"/>'
+    ]
     every = max(1, math.ceil((last - first) / 6))
     for exponent in range(math.ceil(first), math.floor(last) + 1, every):
         x = _x(exponent, first, last)
         label = f"{2**exponent // 1024:,} k" if exponent >= 10 else str(2**exponent)
         parts.append(f'<text x="{x:.1f}" y="{_HEIGHT - 24}" text-anchor="middle">{label}</text>')
         parts.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP}" y2="{_HEIGHT - _BOTTOM}" class="grid"/>')
-    parts.append(f'<text x="{(_LEFT + _WIDTH) / 2}" y="{_HEIGHT - 5}" text-anchor="middle">tokens of a micro-batch, per rank</text>')
+    parts.append(
+        f'<text x="{(_LEFT + _WIDTH) / 2}" y="{_HEIGHT - 5}" text-anchor="middle">tokens of a micro-batch, per rank</text>'
+    )
     step = 2 ** math.floor(math.log2(top / 2**30 / 3))
     for index in range(int(top / 2**30 // step) + 1):
         y = _y(index * step * 2**30 / top)

@@ -26,7 +26,8 @@ def workload_of(config: Config, hardware: str | None = None, gpus: int | None = 
     Args:
         config: the typed config.
         hardware: a GPU or node name that overrides `hardware.gpu` (and the node's size and network).
-        gpus: all GPUs there are: the split between teacher and student is then the planner's to choose (see `split.py`).
+        gpus: all GPUs there are: the split between teacher and student is then the planner's to choose (see
+            `split.py`).
 
     Raises:
         UserError: an unknown model, GPU or node; or keys that cannot go together.

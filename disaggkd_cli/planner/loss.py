@@ -1,4 +1,5 @@
-"""Memory and matrix-product work of the loss: over full logits, and fused in windows of rows and shards of the vocabulary."""
+"""Memory and matrix-product work of the loss: over full logits, and fused in windows of rows and shards of the
+vocabulary."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The fused loss's own cost model, reached without importing torch: the package around it imports torch, the module does not."""
+"""The fused loss's own cost model, reached without importing torch: the package around it imports torch, the module
+does not."""
 
 from __future__ import annotations
 

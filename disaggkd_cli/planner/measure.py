@@ -1,4 +1,5 @@
-"""`--measure RUN_DIR`: what was predicted beside what a run recorded. `--calibrate RUN_DIR`: efficiencies fitted to it."""
+"""`--measure RUN_DIR`: what was predicted beside what a run recorded. `--calibrate RUN_DIR`: efficiencies fitted to
+it."""
 
 from __future__ import annotations
 
@@ -60,7 +61,10 @@ def measure_command(
     if calibrate:
         path = Path(output) if output else Path(calibrate) / "calibration.yaml"
         fitted = fit(work, recorded, calibrate)
-        path.write_text("# Written by `disaggkd plan --calibrate`; use it as hardware.calibration.\n" + yaml.safe_dump(fitted), encoding="utf-8")
+        path.write_text(
+            "# Written by `disaggkd plan --calibrate`; use it as hardware.calibration.\n" + yaml.safe_dump(fitted),
+            encoding="utf-8",
+        )
         console.print(f"wrote {path}: " + ", ".join(f"{key} {value}" for key, value in fitted.items()))
         return 0
     rows = compare(work, recorded)
@@ -82,7 +86,9 @@ def read_run(directory: Path) -> Recorded:
     try:
         texts = metrics.read_text(encoding="utf-8").splitlines()
     except OSError as error:
-        raise UserError(f"{metrics} cannot be read: {error.strerror}; name the run_dir of a run that has trained") from None
+        raise UserError(
+            f"{metrics} cannot be read: {error.strerror}; name the run_dir of a run that has trained"
+        ) from None
     lines = [line for line in map(_parsed, texts) if line and "loss" in line]
     kept = lines[int(len(lines) * _WARM_UP) :]
     if len(kept) < 3:
@@ -115,10 +121,18 @@ def compare(work: Workload, recorded: Recorded) -> list[Compared]:
     rows = []
     if recorded.teacher_rows:
         per_row = traffic(work).hidden_states.value
-        rows.append(Compared("hidden states received", per_row * recorded.teacher_rows, recorded.received_bytes, "bytes"))
-    rows.append(Compared(f"peak memory of a {role} rank", roles_of(work, mode)[role].peak_bytes, recorded.peak_memory_bytes, "bytes"))
+        rows.append(
+            Compared("hidden states received", per_row * recorded.teacher_rows, recorded.received_bytes, "bytes")
+        )
+    rows.append(
+        Compared(
+            f"peak memory of a {role} rank", roles_of(work, mode)[role].peak_bytes, recorded.peak_memory_bytes, "bytes"
+        )
+    )
     rows.append(Compared("step", work.step_tokens / timing.tokens_per_second, recorded.step_seconds, "seconds"))
-    rows.append(Compared("stall share of a step", timing.stall_share, recorded.stall_seconds / recorded.step_seconds, "share"))
+    rows.append(
+        Compared("stall share of a step", timing.stall_share, recorded.stall_seconds / recorded.step_seconds, "share")
+    )
     if recorded.teacher_idle is not None:
         rows.append(Compared("teachers idle", timing.idle_share, recorded.teacher_idle, "share"))
     return rows
@@ -130,7 +144,9 @@ def fit(work: Workload, recorded: Recorded, run: str) -> dict[str, Any]:
     tokens = work.micro_batch_tokens * work.accumulation
     computing = recorded.step_seconds - recorded.stall_seconds
     if computing <= 0:
-        raise UserError(f"{run}: the student only ever waited, so its efficiency cannot be told; add teachers and run again")
+        raise UserError(
+            f"{run}: the student only ever waited, so its efficiency cannot be told; add teachers and run again"
+        )
     student = tokens * student_flops(work, fused=fused).value / (work.cluster.student_gpu.flops * computing)
     fitted: dict[str, Any] = {"student_efficiency": _rounded(student), "run": str(run)}
     busy = None
@@ -141,7 +157,9 @@ def fit(work: Workload, recorded: Recorded, run: str) -> dict[str, Any]:
         busy = recorded.step_seconds * (1 - recorded.teacher_idle) * servers / work.student_ranks
     if busy:
         gpus = work.ranks_per_replica if work.parallelism == "tensor" and not recorded.colocated else 1
-        fitted["teacher_efficiency"] = _rounded(tokens * teacher_flops(work).value / (work.cluster.teacher_gpu.flops * busy * gpus))
+        fitted["teacher_efficiency"] = _rounded(
+            tokens * teacher_flops(work).value / (work.cluster.teacher_gpu.flops * busy * gpus)
+        )
     return fitted
 
 

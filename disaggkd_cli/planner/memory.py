@@ -1,7 +1,9 @@
 """Memory of one rank by component and by phase. The peak is the fullest phase; which one that is, is named.
 
-The student is sharded with FSDP2, each decoder layer a unit of its own, embedding, final norm and head in the root unit, which
-stays whole from forward to backward. Master weights, gradients and Adam's moments are float32; `b` bytes an element in compute.
+The student is sharded with FSDP2, each decoder layer a unit of its own, embedding, final norm and head in the root
+unit, which
+stays whole from forward to backward. Master weights, gradients and Adam's moments are float32; `b` bytes an element
+in compute.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from dataclasses import dataclass
 
 from disaggkd_cli.planner import loss as loss_model
 from disaggkd_cli.planner.activations import checkpointed_per_token, forward_working_set, saved_per_token
+from disaggkd_cli.planner.shapes import DenseMLP
 from disaggkd_cli.planner.terms import Term, term, total
 from disaggkd_cli.planner.workload import Workload
 
@@ -80,7 +83,8 @@ def teacher_rank(work: Workload) -> RankMemory:
 
 def largest_layer_bytes(work: Workload) -> float:
     """Bytes of FSDP's working set in backward for the largest layer: the warning light of MoE students."""
-    return _layer_backward(work).value
+    parameters, b = work.student_parameters.largest_layer, work.student_bytes
+    return (2 * b * _gathered(work) + b + _reduce_bytes(work)) * parameters
 
 
 def _student_phases(work: Workload, held: list[Term], fused: bool) -> list[Phase]:
@@ -93,15 +97,29 @@ def _student_phases(work: Workload, held: list[Term], fused: bool) -> list[Phase
     if work.trained == 0:
         return [Phase("loss", (*early, *saved, root, *boundary, *loss, *held))]
     gradient = _head_gradient(work)
-    one_layer = _one_layer(work)
     before = (*early, *saved, root, _kept_gather(work))
     phases = [Phase("loss", (*before, *boundary, *loss, *held))]
     if fused and work.head_trained and work.student_bytes < 4:
         # dW is cast while its float32 form is still there; the scratch is gone.
         phases.append(Phase("loss backward", (*before, boundary[0], *loss[1:], *gradient, *held)))
+    # Without checkpointing the layer at work is among those that `saved` counts, and the one before it is done.
+    at_work = _in_one_layer(work) if work.checkpointing else _in_one_saved_layer(work)
+    rest = saved if work.checkpointing else [_without_one_layer(work, saved)]
     phases += [
-        Phase("last layer backward", (*early, *saved, root, *boundary[:1], *gradient, _layer_backward(work), *one_layer, *held)),
-        Phase("first layer backward", (*late, root, *gradient, _layer_backward(work), *_first_layer(work), *held)),
+        # Nothing is being reduced yet when the last layer's backward begins, and all other layers' tensors are still
+        # there.
+        Phase(
+            "last layer backward",
+            (*before[:-1], boundary[0], *gradient, _layer_weights(work, 2), *_inside(work), *held),
+        ),
+        Phase(
+            "layer backward", (*early, *rest, root, *gradient, _layer_weights(work, 2), _reducing(work), at_work, *held)
+        ),
+        Phase(
+            "first layer backward",
+            (*late, root, *gradient, _layer_weights(work, 1), _reducing(work), _in_one_layer(work), *held),
+        ),
+        Phase("embedding backward", (*late, root, *_embedding_gradients(work), _reducing(work), *held)),
         Phase("root reduce", (*late, *_root_reduce(work), *held)),
         Phase("optimizer", (*late, *held)),
     ]
@@ -133,37 +151,90 @@ def _saved(work: Workload) -> list[Term]:
     if work.checkpointing:
         one = checkpointed_per_token(hidden, b)
         terms.append(
-            term("saved activations", f"T * L * {one.formula}", one.source, T=tokens, L=len(work.student.layers), **one.values)
+            term(
+                "saved activations",
+                f"T * L * {one.formula}",
+                one.source,
+                T=tokens,
+                L=len(work.student.layers),
+                **one.values,
+            )
         )
         return terms
     for layer, count in work.student.layer_kinds().items():
         parts = saved_per_token(layer, hidden, b, work.sequence, packed=work.packed, delta_kernel=work.delta_kernel)
         values = {name: value for part in parts for name, value in part.values.items()}
         formula = f"T * L * ({' + '.join(part.formula for part in parts)})"
-        name = "saved activations" if count == len(work.student.layers) else f"saved activations ({parts[1].name} layers)"
+        name = (
+            "saved activations" if count == len(work.student.layers) else f"saved activations ({parts[1].name} layers)"
+        )
         terms.append(term(name, formula, parts[1].source, T=tokens, L=count, **values))
     return terms
 
 
-def _one_layer(work: Workload) -> list[Term]:
-    """Under checkpointing one layer is recomputed at a time and holds its full saved set."""
-    return _whole_layer(work) if work.checkpointing else []
+def _without_one_layer(work: Workload, saved: list[Term]) -> Term:
+    return term(
+        "saved activations", "everything - T * saved", "one layer's backward is done",
+        everything=total(saved), T=work.micro_batch_tokens, saved=_layer_saved(work),
+    )  # fmt: skip
 
 
-def _first_layer(work: Workload) -> list[Term]:
-    """The saved set of the layer whose backward runs last: all others are freed by then."""
-    return _whole_layer(work)
-
-
-def _whole_layer(work: Workload) -> list[Term]:
+def _layer_saved(work: Workload) -> float:
+    """Bytes per token that the largest layer saves."""
     options = {"packed": work.packed, "delta_kernel": work.delta_kernel}
-    largest = max(
-        total(saved_per_token(layer, work.student.hidden, work.student_bytes, work.sequence, **options))
-        for layer in work.student.layer_kinds()
+    hidden, b = work.student.hidden, work.student_bytes
+    return max(
+        total(saved_per_token(layer, hidden, b, work.sequence, **options)) for layer in work.student.layer_kinds()
     )
-    return [
-        term("one layer's activations", "T * saved", "saved set of the largest layer", T=work.micro_batch_tokens, saved=largest)
+
+
+def _transient(work: Workload) -> dict[str, float]:
+    """Width of the MLP whose gradients are alive beside what its layer saved."""
+    widths = [
+        layer.mlp.width
+        if isinstance(layer.mlp, DenseMLP)
+        else layer.mlp.top_k * (layer.mlp.width + work.student.hidden)
+        for layer in work.student.layer_kinds()
     ]
+    return {"T": work.micro_batch_tokens, "b": work.student_bytes, "h": work.student.hidden, "f": max(widths)}
+
+
+def _inside(work: Workload) -> list[Term]:
+    """Beside all saved tensors: gradients inside the layer, and its recomputed tensors under checkpointing."""
+    source = "gradients of the MLP's product and of its last matrix, before their saved tensors are gone"
+    return [
+        term(
+            "one layer's activations", "T * (saved * checkpointed + b * (f + h)) + b * h * f_m", source,
+            saved=_layer_saved(work), checkpointed=int(work.checkpointing), f_m=_dense_width(work), **_transient(work),
+        )
+    ]  # fmt: skip
+
+
+def _in_one_layer(work: Workload) -> Term:
+    """The layer at work: what it saved (or recomputed) and gradients in it, or at its end all its weights'
+    gradients."""
+    return term(
+        "one layer's activations", "max(T * (saved + b * (f + h)) + b * h * f_m, b * G * trained)",
+        "saved set of the largest layer and gradients in flight; at the end of its backward its weights' "
+        "gradients instead",
+        saved=_layer_saved(work), f_m=_dense_width(work), G=work.student_parameters.largest_layer,
+        trained=1 if work.trained else 0, **_transient(work),
+    )  # fmt: skip
+
+
+def _in_one_saved_layer(work: Workload) -> Term:
+    """As `_in_one_layer`, where the saved activations count the layer at work already."""
+    return term(
+        "one layer's activations", "max(T * b * (f + h) + b * h * f_m, b * G * trained - T * saved)",
+        "gradients in flight; at the end of its backward its weights' gradients, less what it saved",
+        saved=_layer_saved(work), f_m=_dense_width(work), G=work.student_parameters.largest_layer,
+        trained=1 if work.trained else 0, **_transient(work),
+    )  # fmt: skip
+
+
+def _dense_width(work: Workload) -> int:
+    """Width of the widest dense MLP; experts' weight gradients are counted with their layer."""
+    return max((layer.mlp.width for layer in work.student.layer_kinds() if isinstance(layer.mlp, DenseMLP)), default=0)
 
 
 def _boundary(work: Workload) -> list[Term]:
@@ -211,7 +282,14 @@ def _loss(work: Workload, fused: bool) -> list[Term]:
         )  # fmt: skip
     if work.head_trained:
         terms.append(
-            term("dW of the head", "4 * V * h / G", source, V=student.vocabulary, h=student.hidden, G=_vocabulary_shards(work))
+            term(
+                "dW of the head",
+                "4 * V * h / G",
+                source,
+                V=student.vocabulary,
+                h=student.hidden,
+                G=_vocabulary_shards(work),
+            )
         )
     return terms
 
@@ -242,16 +320,33 @@ def _head_gradient(work: Workload) -> list[Term]:
     ]  # fmt: skip
 
 
-def _layer_backward(work: Workload) -> Term:
-    ranks = work.shard_ranks
-    gathered = _gathered(work)
-    reduce_bytes = 4 if ranks > 1 else 0
+def _layer_weights(work: Workload, layers: int) -> Term:
     return term(
-        "layer working set", "(2 * b * gathered + b * trained + r * trained) * G",
-        _FSDP + ": the layer's weights, the next layer's all-gather, its gradients, the reduce-scatter's input",
-        b=work.student_bytes, r=reduce_bytes, gathered=gathered, trained=1 if work.trained else 0,
-        G=work.student_parameters.largest_layer,
+        "layer weights, whole", "m * b * G * gathered", _FSDP + ": the layer at work, and the next one's all-gather",
+        m=layers, b=work.student_bytes, gathered=_gathered(work), G=work.student_parameters.largest_layer,
     )  # fmt: skip
+
+
+def _reducing(work: Workload) -> Term:
+    return term(
+        "layer reduction", "r * G * trained", _FSDP + ": the reduce-scatter's input of the layer before, in float32",
+        r=_reduce_bytes(work), G=work.student_parameters.largest_layer, trained=1 if work.trained else 0,
+    )  # fmt: skip
+
+
+def _reduce_bytes(work: Workload) -> int:
+    return 4 if work.shard_ranks > 1 else 0
+
+
+def _embedding_gradients(work: Workload) -> list[Term]:
+    copies = 3 if work.student.tied else 2
+    source = "gradients of embedding and head; a tied weight's two and their sum"
+    return [
+        term(
+            "embedding and head gradients", "copies * b * V * h", source,
+            copies=copies if work.head_trained else 0, b=work.student_bytes, V=work.student.vocabulary, h=work.student.hidden,
+        )
+    ]  # fmt: skip
 
 
 def _kept_gather(work: Workload) -> Term:
@@ -265,7 +360,7 @@ def _root_reduce(work: Workload) -> list[Term]:
     return [
         term(
             "root reduction", "(b + r) * G_root", _FSDP + ": whole gradients and the reduce-scatter's input",
-            b=work.student_bytes, r=4 if work.shard_ranks > 1 else 0, G_root=_root_parameters(work),
+            b=work.student_bytes, r=_reduce_bytes(work), G_root=_root_parameters(work),
         )
     ]  # fmt: skip
 

@@ -1,4 +1,5 @@
-"""Exact parameter counts from shapes. Checked against transformers' own modules, to the last parameter, for every preset."""
+"""Exact parameter counts from shapes. Checked against transformers' own modules, to the last parameter, for every
+preset."""
 
 from __future__ import annotations
 

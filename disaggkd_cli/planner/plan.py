@@ -64,18 +64,27 @@ def make_plan(work: Workload, gpus: int | None = None, *, with_knobs: bool = Tru
         best = divided[0]
         replicate = work.replicate if best.student_ranks % work.replicate == 0 else 1
         apart = work.with_(
-            student_ranks=best.student_ranks, replicas=best.replicas, ranks_per_replica=best.ranks_per_replica, replicate=replicate
+            student_ranks=best.student_ranks,
+            replicas=best.replicas,
+            ranks_per_replica=best.ranks_per_replica,
+            replicate=replicate,
         )
         apart = apart.with_(ring_depth=max(apart.ring_depth, recommended_ring_depth(apart)))
     works = {"colocated_full": colocated, "colocated_fused": colocated, "disaggregated_fused": apart}
     modes = {mode: _mode_plan(works[mode], mode, with_knobs) for mode in MODES}
     verdict = decide({mode: (one.work, one.fits, one.timing) for mode, one in modes.items()})
-    return Plan(apart, modes, verdict, traffic(apart), ideal_ratio(apart), recommended_ring_depth(apart), divided[:5], gpus)
+    return Plan(
+        apart, modes, verdict, traffic(apart), ideal_ratio(apart), recommended_ring_depth(apart), divided[:5], gpus
+    )
 
 
 def _mode_plan(work: Workload, mode: str, with_knobs: bool) -> ModePlan:
     ranks = roles_of(work, mode)
-    timing = disaggregated_timing(work) if mode == "disaggregated_fused" else colocated_timing(work, fused=mode == "colocated_fused")
+    timing = (
+        disaggregated_timing(work)
+        if mode == "disaggregated_fused"
+        else colocated_timing(work, fused=mode == "colocated_fused")
+    )
     fitting = fits(work, mode)
     return ModePlan(
         mode=mode,
@@ -142,7 +151,12 @@ def _mode(one: ModePlan) -> dict[str, Any]:
             "logits_bytes_per_token": flow.logits.value,
             "top_k_bytes_per_token": flow.top_k.value,
             "request_bytes_per_token": flow.request.value if apart else 0,
-            "hidden_states_bytes_per_step": flow.hidden_states.value * work.rows * work.accumulation * work.student_ranks if apart else 0,
+            "hidden_states_bytes_per_step": flow.hidden_states.value
+            * work.rows
+            * work.accumulation
+            * work.student_ranks
+            if apart
+            else 0,
             "fsdp_bytes_per_micro_batch": flow.fsdp.value,
             "teacher_gather_bytes_per_micro_batch": 0 if apart else flow.colocated_teacher.value,
             "vocabulary_parallel_bytes_per_micro_batch": flow.vocabulary_parallel.value,
@@ -157,7 +171,9 @@ def _mode(one: ModePlan) -> dict[str, Any]:
         "idle_share": one.timing.idle_share,
         "gpu_hours_per_million_tokens": hours,
         "max_micro_batch_tokens": one.max_micro_batch_tokens,
-        "what_moves_it": [{"change": knob.change, "max_micro_batch_tokens": knob.max_micro_batch_tokens} for knob in one.knobs],
+        "what_moves_it": [
+            {"change": knob.change, "max_micro_batch_tokens": knob.max_micro_batch_tokens} for knob in one.knobs
+        ],
         "why_not": one.why_not,
     }
     if work.price_per_hour is not None:

@@ -1,8 +1,11 @@
 """Published and traced memory figures of other trainers, and the same closed forms evaluated for them: the validation set.
 
-What was fitted: the bytes per logit (14, 12, 4, 24) and the saved sets of compiled and selectively checkpointed layers were chosen by
-reading code with these tables in sight. What was not: parameter counts, states, saved sets of eager layers, FSDP's working set.
-Sources: torchtitan docs (TT), torchtune's memory tables (TU), FSDPMemTracker with a fake process group, torch 2.13 (MT).
+What was fitted: the bytes per logit (14, 12, 4, 24) and the saved sets of compiled and selectively checkpointed
+layers were chosen by
+reading code with these tables in sight. What was not: parameter counts, states, saved sets of eager layers, FSDP's
+working set.
+Sources: torchtitan docs (TT), torchtune's memory tables (TU), FSDPMemTracker with a fake process group, torch 2.13
+    (MT).
 """
 
 from __future__ import annotations
@@ -26,7 +29,8 @@ class PublishedRow:
         saved: eager, compiled, selective (projections and attention of a layer kept), full (layer inputs).
         state_bytes: per parameter and shard, at the fullest moment.
         logit_bytes: per token and vocabulary entry.
-        extra: further terms: `fsdp` (whole root), `reserved` (root, head gradient, 6 bytes a parameter of the largest layer),
+        extra: further terms: `fsdp` (whole root), `reserved` (root, head gradient, 6 bytes a parameter of the largest
+            layer),
             `last_layer` (one layer's saved set).
         masked: attention got a [S, S] mask.
     """
@@ -55,9 +59,13 @@ ROWS = (
     PublishedRow("TU-7 + 8-bit AdamW", "llama-3.2-3b", 17.6, 0.10, 8192, 4096, 1, "none", 4, 4),
     PublishedRow("TT-1 FSDP8 selective", "llama-3.1-8b", 82.4, 0.07, 16384, 8192, 8, "selective", 16, 14, "reserved"),
     PublishedRow("TT-2 + compile", "llama-3.1-8b", 77.0, 0.07, 16384, 8192, 8, "selective", 16, 14, "reserved"),
-    PublishedRow("TT-3 FSDP128 selective", "llama-3.1-8b", 67.0, 0.07, 16384, 8192, 128, "selective", 16, 14, "reserved"),
+    PublishedRow(
+        "TT-3 FSDP128 selective", "llama-3.1-8b", 67.0, 0.07, 16384, 8192, 128, "selective", 16, 14, "reserved"
+    ),
     PublishedRow("TT-4 + compile", "llama-3.1-8b", 62.0, 0.07, 16384, 8192, 128, "selective", 16, 14, "reserved"),
-    PublishedRow("TT-5 full checkpointing, S 32768", "llama-3.1-8b", 83.9, 0.07, 32768, 32768, 8, "full", 16, 14, "reserved"),
+    PublishedRow(
+        "TT-5 full checkpointing, S 32768", "llama-3.1-8b", 83.9, 0.07, 32768, 32768, 8, "full", 16, 14, "reserved"
+    ),
     PublishedRow("MT-1 CE", "qwen3-0.6b", 3.02, 0.02, 512, 512, 8, "eager", 12, 12, "fsdp", True),
     PublishedRow("MT-2 CE", "qwen3-0.6b", 17.10, 0.02, 4096, 4096, 8, "eager", 12, 12, "fsdp", True),
     PublishedRow("MT-3 KL, checkpointing", "qwen3-0.6b", 15.30, 0.02, 4096, 4096, 8, "full", 12, 24, "fsdp", True),
@@ -85,7 +93,8 @@ def _saved(row: PublishedRow, shape: ModelShape) -> float:
         "none": 0,
         "full": 2 * h,
         "eager": total(saved_per_token(layer, h, 2, row.sequence if row.masked else 0, packed=True)),
-        # Torchtune's compiled layers keep norms in bfloat16 and recompute the activation's product; K and V stay repeated.
+        # Torchtune's compiled layers keep norms in bfloat16 and recompute the activation's product; K and V stay
+        # repeated.
         "compiled": 8 * h + 8 * q + 6 * f + 4 * a + 8,
         "selective": 2 * (2 * h + 2 * q + kv + f) + 4 * a,
     }[row.saved]

@@ -53,7 +53,8 @@ def _facts(plan: Plan) -> str:
     where = gpu if gpu == cluster.teacher_gpu.name else f"{gpu} and {cluster.teacher_gpu.name} for teachers"
     return (
         f'<p class="facts">{"; ".join(sides)}. {escape(where)}, {cluster.gpus_per_node} a node, {cluster.nic_gb_per_s * 8:g} Gbit/s a GPU. '
-        f"Micro-batch {work.micro_batch_tokens:,} tokens of {work.sequence:,}, {'full' if work.checkpointing else 'no'} activation "
+        f"Micro-batch {work.micro_batch_tokens:,} tokens of {work.sequence:,}, "
+        f"{'full' if work.checkpointing else 'no'} activation "
         f"checkpointing, {escape(work.divergence.replace('_', ' '))}.</p>"
     )
 
@@ -66,23 +67,39 @@ def _verdict(plan: Plan) -> str:
 
 def _card(plan: Plan, one: ModePlan) -> str:
     chosen = " chosen" if one.mode == plan.verdict.mode else ""
-    gpus = f"{one.gpus} GPUs" if one.mode != "disaggregated_fused" else f"{one.work.student_ranks} + {one.work.teacher_ranks} GPUs"
+    gpus = (
+        f"{one.gpus} GPUs"
+        if one.mode != "disaggregated_fused"
+        else f"{one.work.student_ranks} + {one.work.teacher_ranks} GPUs"
+    )
     speed = per_second(one.timing.tokens_per_second) if one.fits else "does not fit"
     lines = "".join(
-        f"<li>{role}: {memory.peak_bytes / 2**30:.1f} of {one.usable[role].value / 2**30:.1f} GiB, fullest in {memory.binding.name}</li>"
+        f"<li>{role}: {memory.peak_bytes / 2**30:.1f} of {one.usable[role].value / 2**30:.1f} GiB, fullest in "
+        f"{memory.binding.name}</li>"
         for role, memory in one.ranks.items()
     )
-    bottleneck = f"<li>bottleneck: {escape(one.timing.bottleneck)}</li>" if one.fits else f"<li>{escape(one.why_not or '')}</li>"
+    bottleneck = (
+        f"<li>bottleneck: {escape(one.timing.bottleneck)}</li>" if one.fits else f"<li>{escape(one.why_not or '')}</li>"
+    )
     return (
         f'<article class="card{chosen}"><h3>{TITLES[one.mode]}</h3><p class="big {"yes" if one.fits else "no"}">{speed}</p>'
-        f"<ul><li>{gpus}</li>{lines}{bottleneck}<li>largest micro-batch (tokens): {tokens_text(one.max_micro_batch_tokens)}</li></ul></article>"
+        f"<ul><li>{gpus}</li>{lines}{bottleneck}<li>largest micro-batch (tokens): "
+        f"{tokens_text(one.max_micro_batch_tokens)}</li></ul></article>"
     )
 
 
 def _legend(plan: Plan) -> str:
-    names = {family(part.name) for one in plan.modes.values() for rank in one.ranks.values() for phase in rank.phases for part in phase.terms}
+    names = {
+        family(part.name)
+        for one in plan.modes.values()
+        for rank in one.ranks.values()
+        for phase in rank.phases
+        for part in phase.terms
+    }
     items = "".join(
-        f'<span><i style="background:{colour}"></i>{name}</span>' for name, colour in COMPONENT_COLOURS.items() if name in names
+        f'<span><i style="background:{colour}"></i>{name}</span>'
+        for name, colour in COMPONENT_COLOURS.items()
+        if name in names
     )
     return f'<section><h2>Memory of one rank, by phase</h2><p class="legend">{items}<span><i class="limit"></i>usable</span></p></section>'
 
@@ -116,26 +133,39 @@ def _knobs(plan: Plan) -> str:
     best = plan.modes[plan.verdict.mode or "disaggregated_fused"]
     if not best.knobs:
         return ""
-    items = "".join(f"<li><code>{escape(knob.change)}</code> → {tokens_text(knob.max_micro_batch_tokens)}</li>" for knob in best.knobs)
-    return f"<p>{TITLES[best.mode]}: largest micro-batch now {tokens_text(best.max_micro_batch_tokens)} tokens. What moves it:</p><ul>{items}</ul>"
+    items = "".join(
+        f"<li><code>{escape(knob.change)}</code> → {tokens_text(knob.max_micro_batch_tokens)}</li>"
+        for knob in best.knobs
+    )
+    return (
+        f"<p>{TITLES[best.mode]}: largest micro-batch now {tokens_text(best.max_micro_batch_tokens)} tokens. What "
+        f"moves it:</p><ul>{items}</ul>"
+    )
 
 
 def _traffic(plan: Plan) -> str:
     work, flow = plan.work, plan.traffic
     rate = plan.modes["disaggregated_fused"].timing.tokens_per_second * work.supervised
     per_rank = rate * flow.hidden_states.value / 1e9 / work.student_ranks
-    teacher_loop = "weights resident" if work.ranks_per_replica == 1 else f"{work.parallelism} over {work.ranks_per_replica} ranks"
+    teacher_loop = (
+        "weights resident" if work.ranks_per_replica == 1 else f"{work.parallelism} over {work.ranks_per_replica} ranks"
+    )
     return (
         "<section><h2>What travels</h2>"
         f'<div class="flow"><div class="box teacher"><b>{work.replicas} × teacher</b>{escape(work.teacher.name)}<small>{teacher_loop}</small></div>'
         f'<div class="arrow"><span>hidden states: <b>{flow.hidden_states.value:,.0f} B a token</b>, {rate * flow.hidden_states.value / 1e9:,.2f} GB/s in all</span>'
         f"<i></i><span>requests: {flow.request.value:,.1f} B a token</span></div>"
         f'<div class="box student"><b>{work.student_ranks} × student</b>{escape(work.student.name)}<small>FSDP moves {format_bytes(flow.fsdp.value)} '
-        f"a micro-batch at {collective_rate(work.cluster, work.shard_ranks, work.cluster.student_gpu):,.0f} GB/s</small></div></div>"
-        f"<p>Full logits would take {flow.logits.value:,.0f} B a token ({flow.logits.value / flow.hidden_states.value:,.0f} times as much); "
-        f"the top 64 {flow.top_k.value:,.0f} B, but not exactly. A student rank receives {per_rank:,.3f} of {link_rate(work.cluster):,.1f} GB/s. "
-        f"Colocated, the teacher's own gathers would add {format_bytes(flow.colocated_teacher.value)} a micro-batch.</p>"
-        f"<p>{plan.ratio:.2f} teacher GPUs keep one student GPU busy; a ring of {plan.ring_depth} slots is enough.</p></section>"
+        f"a micro-batch at {collective_rate(work.cluster, work.shard_ranks, work.cluster.student_gpu):,.0f} "
+        "GB/s</small></div></div>"
+        f"<p>Full logits would take {flow.logits.value:,.0f} B a token "
+        f"({flow.logits.value / flow.hidden_states.value:,.0f} times as much); "
+        f"the top 64 {flow.top_k.value:,.0f} B, but not exactly. A student rank receives {per_rank:,.3f} of "
+        f"{link_rate(work.cluster):,.1f} GB/s. "
+        f"Colocated, the teacher's own gathers would add {format_bytes(flow.colocated_teacher.value)} a "
+        "micro-batch.</p>"
+        f"<p>{plan.ratio:.2f} teacher GPUs keep one student GPU busy; a ring of {plan.ring_depth} slots is "
+        "enough.</p></section>"
     )
 
 
@@ -143,7 +173,8 @@ def _splits(plan: Plan) -> str:
     if not plan.splits:
         return ""
     rows = "".join(
-        f"<tr><td>{split.student_ranks}</td><td>{split.replicas} × {split.ranks_per_replica}</td><td>{per_second(split.tokens_per_second)}</td>"
+        f"<tr><td>{split.student_ranks}</td><td>{split.replicas} × "
+        f"{split.ranks_per_replica}</td><td>{per_second(split.tokens_per_second)}</td>"
         f"<td>{escape(split.bottleneck)}</td><td>{split.rounding_loss:.0%}</td></tr>"
         for split in plan.splits
     )
@@ -155,13 +186,19 @@ def _provenance(plan: Plan) -> str:
     bands = "".join(f"<li>{escape(name)}: {escape(band)}</li>" for name, band in ERROR_BANDS.items())
     missing = "".join(f"<li>{escape(text)}</li>" for text in NOT_MODELLED)
     constants = "".join(
-        f"<li><code>{name}</code> = {one.value:g} {escape(one.unit)} ({one.kind}): {escape(one.source)}</li>" for name, one in CONSTANTS.items()
+        f"<li><code>{name}</code> = {one.value:g} {escape(one.unit)} ({one.kind}): {escape(one.source)}</li>"
+        for name, one in CONSTANTS.items()
     )
-    terms = "".join(f"<li><b>{escape(where)}</b><pre>{escape(one.explain())}</pre></li>" for where, one in figures(plan))
+    terms = "".join(
+        f"<li><b>{escape(where)}</b><pre>{escape(one.explain())}</pre></li>" for where, one in figures(plan)
+    )
     efficiency = plan.work.efficiency
-    origin = f"fitted to {escape(efficiency.calibrated_from)}" if efficiency.calibrated_from else "assumed, until calibrated"
+    origin = (
+        f"fitted to {escape(efficiency.calibrated_from)}" if efficiency.calibrated_from else "assumed, until calibrated"
+    )
     return (
-        f"<section><h2>How far to trust it</h2><p>Efficiencies {efficiency.teacher:.2f} (teacher) and {efficiency.student:.2f} (student) of "
+        f"<section><h2>How far to trust it</h2><p>Efficiencies {efficiency.teacher:.2f} (teacher) and "
+        f"{efficiency.student:.2f} (student) of "
         f"bf16 peak: {origin}.</p><ul>{bands}</ul><details><summary>Not modelled</summary><ul>{missing}</ul></details>"
         f"<details><summary>Constants and their sources</summary><ul>{constants}</ul></details>"
         f'<details><summary>Every figure, with its formula</summary><ul class="terms">{terms}</ul></details></section>'

@@ -1,4 +1,5 @@
-"""The plan as a page of text that a person grasps in half a minute: verdict, three modes, memory bars, links, what moves what."""
+"""The plan as a page of text that a person grasps in half a minute: verdict, three modes, memory bars, links, what
+moves what."""
 
 from __future__ import annotations
 
@@ -57,9 +58,13 @@ def _heading(plan: Plan) -> Text:
         line.append(shape.name, style="bold")
         line.append(f" ({counted.total / 1e9:.2f} B{active})   ")
     cluster = work.cluster
-    line.append(f"\non {_hardware(work)}, {cluster.gpus_per_node} a node, {cluster.nic_gb_per_s * 8:g} Gbit/s a GPU; ", style="dim")
     line.append(
-        f"micro-batch {work.micro_batch_tokens:,} tokens of {work.sequence:,}, {'bfloat16' if work.student_bytes == 2 else 'float32'} "
+        f"\non {_hardware(work)}, {cluster.gpus_per_node} a node, {cluster.nic_gb_per_s * 8:g} Gbit/s a GPU; ",
+        style="dim",
+    )
+    line.append(
+        f"micro-batch {work.micro_batch_tokens:,} tokens of {work.sequence:,}, "
+        f"{'bfloat16' if work.student_bytes == 2 else 'float32'} "
         f"compute, {'full' if work.checkpointing else 'no'} activation checkpointing, {work.divergence}\n",
         style="dim",
     )
@@ -74,12 +79,23 @@ def _hardware(work: Workload) -> str:
 def _verdict(plan: Plan) -> Panel:
     mode = plan.verdict.mode
     title = "nothing fits" if mode is None else f"take: {TITLES[mode]}"
-    return Panel(Text(plan.verdict.reason), title=title, title_align="left", border_style="red" if mode is None else "green")
+    return Panel(
+        Text(plan.verdict.reason), title=title, title_align="left", border_style="red" if mode is None else "green"
+    )
 
 
 def _modes_table(plan: Plan) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for name in ("mode", "fits", "GPUs", "peak a rank (usable)", "fullest in", "speed", "bottleneck", "largest micro-batch"):
+    for name in (
+        "mode",
+        "fits",
+        "GPUs",
+        "peak a rank (usable)",
+        "fullest in",
+        "speed",
+        "bottleneck",
+        "largest micro-batch",
+    ):
         table.add_column(name, justify="right" if name in ("GPUs", "speed", "largest micro-batch") else "left")
     for name, one in plan.modes.items():
         peaks = "\n".join(f"{role} {_peak(memory, one.usable[role].value)}" for role, memory in one.ranks.items())
@@ -153,16 +169,23 @@ def _links(plan: Plan) -> Text:
     text.append(f"hidden states {bytes_per_token:,.0f} B a token", style="bold")
     text.append(f" (logits would be {flow.logits.value:,.0f}, top-64 {flow.top_k.value:,.0f} and not exact); at ")
     text.append(f"{per_second(rate)} {bytes_per_token * rate * work.supervised / 1e9:,.2f} GB/s in all, ")
-    text.append(f"{bytes_per_token * rate * work.supervised / 1e9 / work.student_ranks:,.3f} of {link_rate(work.cluster):,.1f} GB/s a student rank\n")
+    text.append(
+        f"{bytes_per_token * rate * work.supervised / 1e9 / work.student_ranks:,.3f} of "
+        f"{link_rate(work.cluster):,.1f} GB/s a student rank\n"
+    )
     text.append(f"       FSDP moves {format_bytes(flow.fsdp.value)} a rank and micro-batch at ")
     text.append(f"{collective_rate(work.cluster, work.shard_ranks, work.cluster.student_gpu):,.0f} GB/s")
     text.append(f"; a colocated teacher would add {format_bytes(flow.colocated_teacher.value)}\n")
-    text.append(f"       {plan.ratio:.2f} teacher GPUs keep one student GPU busy; ring depth {plan.ring_depth} is enough\n")
+    text.append(
+        f"       {plan.ratio:.2f} teacher GPUs keep one student GPU busy; ring depth {plan.ring_depth} is enough\n"
+    )
     return text
 
 
 def _splits_table(plan: Plan) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", title=f"splits of {plan.gpus} GPUs", title_justify="left")
+    table = Table(
+        box=None, padding=(0, 2, 0, 0), header_style="dim", title=f"splits of {plan.gpus} GPUs", title_justify="left"
+    )
     for name in ("student", "teachers", "speed", "bottleneck", "lost to rounding"):
         table.add_column(name, justify="right")
     for split in plan.splits:
@@ -183,7 +206,9 @@ def _moves(plan: Plan) -> Text:
     if best.knobs:
         text.append("largest micro-batch, ", style="dim")
         text.append(f"now {tokens_text(best.max_micro_batch_tokens)}: ", style="dim")
-        text.append(", ".join(f"{knob.change} -> {tokens_text(knob.max_micro_batch_tokens)}" for knob in best.knobs[:4]) + "\n")
+        text.append(
+            ", ".join(f"{knob.change} -> {tokens_text(knob.max_micro_batch_tokens)}" for knob in best.knobs[:4]) + "\n"
+        )
     work, timing = best.work, best.timing
     hours = 1e9 / timing.tokens_per_second / 3600
     text.append("a billion tokens: ", style="dim")

@@ -30,7 +30,8 @@ class GroupedQueryAttention:
 
     @property
     def eager(self) -> bool:
-        """Whether transformers computes it with [S, S] scores in memory: fused kernels know neither sinks nor soft caps."""
+        """Whether transformers computes it with [S, S] scores in memory: fused kernels know neither sinks nor soft
+        caps."""
         return self.sinks or self.softcap
 
     @property
@@ -100,7 +101,8 @@ class ExpertMLP:
 
 @dataclass(frozen=True)
 class LayerShape:
-    """One decoder layer: `norms` RMSNorms of width h. `float32_norm`: the weight is applied in float32, before the cast back."""
+    """One decoder layer: `norms` RMSNorms of width h. `float32_norm`: the weight is applied in float32, before the
+    cast back."""
 
     mixer: GroupedQueryAttention | LatentAttention | GatedDeltaNet
     mlp: DenseMLP | ExpertMLP
@@ -137,6 +139,7 @@ class ModelShape:
         wrong = [index for index in indices if not 0 <= index < len(self.layers)]
         if wrong or not indices:
             raise UserError(
-                f"student.from_teacher.layers names layers {wrong or indices}, but {self.name} has layers 0 to {len(self.layers) - 1}"
+                f"student.from_teacher.layers names layers {wrong or indices}, but {self.name} has layers 0 "
+                f"to {len(self.layers) - 1}"
             )
         return replace(self, name=name, layers=tuple(self.layers[index] for index in indices))

@@ -1,6 +1,7 @@
 """A discrete-event simulation of teachers, student ranks and rings, with jitter, slow nodes and failures: the closed form's witness.
 
-Student ranks work in step (FSDP's collectives hold them together), so a step has one time, that of the slowest. Each keeps `ring_depth` slots; a request goes out when a slot is
+Student ranks work in step (FSDP's collectives hold them together), so a step has one time, that of the slowest. Each
+keeps `ring_depth` slots; a request goes out when a slot is
 free, the least loaded teacher answers it, and the slot is freed when the micro-batch that used it is done.
 """
 
@@ -21,7 +22,8 @@ from disaggkd_cli.planner.workload import Workload
 
 @dataclass(frozen=True)
 class Scenario:
-    """What is wrong with the teachers: a share of them slow by a factor, failures per teacher and hour, seconds to come back."""
+    """What is wrong with the teachers: a share of them slow by a factor, failures per teacher and hour, seconds to
+    come back."""
 
     name: str
     slow_share: float = 0.0
@@ -98,7 +100,8 @@ def simulate(
 
 
 class _Teachers:
-    """Teachers as a heap of the times at which they are free. A failing one loses its request, which another takes over."""
+    """Teachers as a heap of the times at which they are free. A failing one loses its request, which another takes
+    over."""
 
     def __init__(self, count: int, seconds: float, jitter: float, scenario: Scenario, draw: random.Random) -> None:
         slow = round(count * scenario.slow_share)
@@ -153,11 +156,25 @@ def simulate_plan(plan: Plan) -> list[Simulated]:
 def simulation_table(plan: Plan, simulated: list[Simulated]) -> Table:
     """The simulations beside the closed form."""
     closed = plan.modes["disaggregated_fused"].timing
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", title="simulated, disaggregated", title_justify="left")
+    table = Table(
+        box=None, padding=(0, 2, 0, 0), header_style="dim", title="simulated, disaggregated", title_justify="left"
+    )
     for name in ("", "speed", "student stalls", "teachers idle", "failures"):
         table.add_column(name, justify="left" if not name else "right")
-    table.add_row("closed form", f"{closed.tokens_per_second:,.0f} tok/s", f"{closed.stall_share:.1%}", f"{closed.idle_share:.1%}", "")
+    table.add_row(
+        "closed form",
+        f"{closed.tokens_per_second:,.0f} tok/s",
+        f"{closed.stall_share:.1%}",
+        f"{closed.idle_share:.1%}",
+        "",
+    )
     for one in simulated:
-        row = (one.scenario, f"{one.tokens_per_second:,.0f} tok/s", f"{one.stall_share:.1%}", f"{one.idle_share:.1%}", str(one.failures))
+        row = (
+            one.scenario,
+            f"{one.tokens_per_second:,.0f} tok/s",
+            f"{one.stall_share:.1%}",
+            f"{one.idle_share:.1%}",
+            str(one.failures),
+        )
         table.add_row(*row)
     return table

@@ -41,7 +41,8 @@ def smallest_replica(work: Workload) -> int | None:
 
 
 def splits(work: Workload, gpus: int) -> list[Split]:
-    """The fitting splits of `gpus` GPUs, best first. The global batch changes with the student's ranks; the micro-batch stays."""
+    """The fitting splits of `gpus` GPUs, best first. The global batch changes with the student's ranks; the micro-
+    batch stays."""
     smallest = smallest_replica(work)
     if smallest is None or gpus <= smallest:
         return []
@@ -64,7 +65,14 @@ def splits(work: Workload, gpus: int) -> list[Split]:
         if ideal is None:
             ideal = _ideal_rate(changed, timing, gpus)
         found.append(
-            Split(students, replicas, smallest, timing.tokens_per_second, timing.bottleneck, max(0.0, 1 - timing.tokens_per_second / ideal))
+            Split(
+                students,
+                replicas,
+                smallest,
+                timing.tokens_per_second,
+                timing.bottleneck,
+                max(0.0, 1 - timing.tokens_per_second / ideal),
+            )
         )
     return sorted(found, key=lambda split: -split.tokens_per_second)
 

@@ -1,4 +1,5 @@
-"""A figure together with the formula that gave it: what is printed by `--explain` is what was computed, from one text."""
+"""A figure together with the formula that gave it: what is printed by `--explain` is what was computed, from one
+text."""
 
 from __future__ import annotations
 
@@ -29,7 +30,10 @@ class Term:
     def explain(self) -> str:
         """The formula with its numbers in it."""
         numbers = ", ".join(f"{name} = {_number(value)}" for name, value in self.values.items())
-        return f"{self.name} = {self.formula}\n  with {numbers or 'no variables'}\n  = {_number(self.value)}\n  source: {self.source}"
+        return (
+            f"{self.name} = {self.formula}\n  with {numbers or 'no variables'}\n  = {_number(self.value)}\n  "
+            f"source: {self.source}"
+        )
 
 
 def term(name: str, formula: str, source: str, **values: float) -> Term:

@@ -43,7 +43,8 @@ def student_time(work: Workload, *, fused: bool = True) -> Term:
     per_logit = FUSED_LOGIT_TRAFFIC if fused else 2 * FULL_LOGITS_BYTES[work.divergence]
     return term(
         "student micro-batch", "max(T * F_s / (P * e_s), gathers / B) + R * V * c / M + 28 * N / W / (M * A)",
-        "matrix products against FSDP's collectives, whichever is longer; memory traffic of the loss's pointwise part (c bytes a "
+        "matrix products against FSDP's collectives, whichever is longer; memory traffic of the loss's "
+        "pointwise part (c bytes a "
         "logit, derived); AdamW's pass over its states once per step",
         R=work.rows, V=work.student.vocabulary, c=per_logit,
         T=work.micro_batch_tokens, F_s=student_flops(work, fused=fused).value, P=gpu.flops, e_s=work.efficiency.student,
@@ -127,8 +128,10 @@ def disaggregated_timing(work: Workload) -> Timing:
 def ring_loss(jitter: float, slots: float, slack: float) -> float:
     """Share of the throughput lost to jitter, with `slots` batches of buffer and a partner that is `slack` faster.
 
-    From two slots on, the heavy-traffic form of a bounded queue between two stages of variation `jitter`, its constant fitted to
-    simulations (without slack: `1.2 jitter^2 / slots`). With one, each batch takes the longer of the two stages' times. Tested
+    From two slots on, the heavy-traffic form of a bounded queue between two stages of variation `jitter`, its
+    constant fitted to
+    simulations (without slack: `1.2 jitter^2 / slots`). With one, each batch takes the longer of the two stages'
+    times. Tested
     against `simulate.py`.
     """
     if jitter <= 0:

@@ -32,7 +32,8 @@ def trace_student(work: Workload, fields: dict[str, Any]) -> dict[str, float]:
         fields: the student's config.json; its depth is set to that of `work`.
     """
     with _fake_world(work.student_ranks) as mesh, _documents(work.packed), FakeTensorMode():
-        # The first pass warms DTensor's sharding propagation, whose own fake tensors the tracker books as optimizer state.
+        # The first pass warms DTensor's sharding propagation, whose own fake tensors the tracker books as optimizer
+        # state.
         _trace(work, fields, mesh)
         return _trace(work, fields, mesh)
 
@@ -132,7 +133,8 @@ def _fake_world(ranks: int) -> Iterator[DeviceMesh]:
 
 @contextlib.contextmanager
 def _documents(packed: bool) -> Iterator[None]:
-    """Fake position ids have no values: transformers then always builds the mask of packed rows, unless told that there are none."""
+    """Fake position ids have no values: transformers then always builds the mask of packed rows, unless told that
+    there are none."""
     if packed:
         yield
         return

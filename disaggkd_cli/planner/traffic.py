@@ -1,4 +1,5 @@
-"""Bytes on every link: per token between teacher and student, per micro-batch inside a sharded model; and what links give."""
+"""Bytes on every link: per token between teacher and student, per micro-batch inside a sharded model; and what links
+give."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from disaggkd_cli.planner.workload import Cluster, Workload
 
 @dataclass(frozen=True)
 class Traffic:
-    """What travels. Per-token figures are per supervised token; collectives are per micro-batch and rank, sent or received."""
+    """What travels. Per-token figures are per supervised token; collectives are per micro-batch and rank, sent or
+    received."""
 
     hidden_states: Term
     logits: Term
@@ -55,14 +57,16 @@ def _fsdp(work: Workload) -> Term:
         formula += " + 2 * 4 * trained * N / W * (C - 1) / C"
     return term(
         "FSDP collectives", formula,
-        "all-gather in forward, again in backward (the root stays whole), reduce-scatter of float32 gradients on the last micro-batch",
+        "all-gather in forward, again in backward (the root stays whole), reduce-scatter of float32 "
+        "gradients on the last micro-batch",
         b=work.student_bytes, N=parameters.total, N_layers=parameters.layers, trained=work.trained,
         W=work.shard_ranks, C=work.replicate, reduced=1 / work.accumulation,
     )  # fmt: skip
 
 
 def collective_rate(cluster: Cluster, ranks: int, gpu: Gpu) -> float:
-    """GB/s at which one rank sends or receives in a large collective: NVLink inside a node, all of a node's NICs across nodes."""
+    """GB/s at which one rank sends or receives in a large collective: NVLink inside a node, all of a node's NICs
+    across nodes."""
     inside = gpu.nvlink_gb_per_s * constant("nvlink_efficiency") or gpu.pcie_gb_per_s * constant("pcie_efficiency")
     if ranks <= cluster.gpus_per_node:
         return inside

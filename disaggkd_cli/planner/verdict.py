@@ -1,4 +1,5 @@
-"""Which mode to take, and why, in the words of the guide: small teacher near the student -> colocated and fused; else apart."""
+"""Which mode to take, and why, in the words of the guide: small teacher near the student -> colocated and fused; else
+apart."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ def decide(modes: dict[str, tuple[Workload, bool, Timing]]) -> Verdict:
         return Verdict(None, f"no mode fits; nearest is {_NAMES[mode]}: {why_not(work, mode)}")
     rate = {mode: timing.tokens_per_second / gpus_of(work, mode) for mode, (work, _, timing) in fitting.items()}
     best = max(rate, key=rate.get)
-    # Among modes as good as equal: fused before full (it takes less memory), together before apart (it has fewer parts).
+    # Among modes as good as equal: fused before full (it takes less memory), together before apart (it has fewer
+    # parts).
     for mode in ("colocated_fused", "colocated_full"):
         if rate.get(mode, 0.0) >= rate[best] * (1 - _CLOSE):
             best = mode
@@ -44,7 +46,8 @@ def decide(modes: dict[str, tuple[Workload, bool, Timing]]) -> Verdict:
 
 
 def why_not(work: Workload, mode: str) -> str:
-    """Which role overflows by how much, the largest terms of its fullest phase, and the smallest change that mends it."""
+    """Which role overflows by how much, the largest terms of its fullest phase, and the smallest change that mends
+    it."""
     missing = overflowing(work, mode)
     if not missing:
         return "fits"
@@ -64,7 +67,9 @@ def _reason(best: str, modes: dict[str, tuple[Workload, bool, Timing]], rate: di
     if best == apart:
         colocated = modes["colocated_fused"]
         if not colocated[1]:
-            sentences.append(f"colocated does not fit even with the fused loss: {why_not(colocated[0], 'colocated_fused')}")
+            sentences.append(
+                f"colocated does not fit even with the fused loss: {why_not(colocated[0], 'colocated_fused')}"
+            )
         else:
             gain = rate[apart] / rate["colocated_fused"] - 1
             cause = _why_apart_is_faster(colocated[2])

@@ -1,8 +1,11 @@
 """`--verify`: trace the student's step on fake tensors with FSDP's memory tracker, and set it beside the closed form.
 
-The traced step is the trainer's own: the same sharding, the same loss. What differs from a run on GPUs is said in the output: the
-pointwise part of the loss runs eagerly, delta nets take transformers' own code, and long runs are cut to a few layers and tokens
-(the closed form is then evaluated for the same cut). Needs torch; takes seconds to minutes on a CPU, and no memory for weights.
+The traced step is the trainer's own: the same sharding, the same loss. What differs from a run on GPUs is said in the
+output: the
+pointwise part of the loss runs eagerly, delta nets take transformers' own code, and long runs are cut to a few layers
+and tokens
+(the closed form is then evaluated for the same cut). Needs torch; takes seconds to minutes on a CPU, and no memory
+for weights.
 """
 
 from __future__ import annotations
@@ -43,9 +46,11 @@ _FIRST_WORDS = {
     "sharded gradients": "sharded gradients",
     "root unit, whole": "whole weights and collectives",
     "last all-gather": "whole weights and collectives",
-    "layer working set": "whole weights and collectives",
+    "layer weights, whole": "whole weights and collectives",
+    "layer reduction": "whole weights and collectives",
+    "embedding and head gradients": "activations and loss",
     "root reduction": "whole weights and collectives",
-    "head gradient, whole": "whole weights and collectives",
+    "head gradient, whole": "activations and loss",
 }
 _NOT_TRACED = ("ring", "teacher head")
 
@@ -70,7 +75,9 @@ def verify_command(config: Config, work: Workload, as_json: bool, console: Conso
     """Print predicted against traced memory; 0 when within the band, else 1."""
     name = config.student.from_config or config.student.model
     if name is None:
-        raise UserError("--verify: works with student.model or student.from_config; from_teacher has no config.json of its own")
+        raise UserError(
+            "--verify: works with student.model or student.from_config; from_teacher has no config.json of its own"
+        )
     verified = verify(work, hub_config(name, "student.model"))
     if as_json:
         console.print(json.dumps(_plain(verified), indent=2), markup=False, highlight=False, soft_wrap=True)
@@ -111,7 +118,9 @@ def verify(work: Workload, fields: dict[str, Any]) -> Verified:
         group = _GROUPS[name]
         traced[group] = traced.get(group, 0.0) + value
     rank = memory.student_rank(work, fused=work.implementation == "fused")
-    phases = [replace(phase, terms=tuple(one for one in phase.terms if one.name not in _NOT_TRACED)) for phase in rank.phases]
+    phases = [
+        replace(phase, terms=tuple(one for one in phase.terms if one.name not in _NOT_TRACED)) for phase in rank.phases
+    ]
     phase = max(phases, key=lambda one: total(one.terms))
     predicted = dict.fromkeys(traced, 0.0)
     for one in phase.terms:
@@ -139,7 +148,8 @@ def _plain(verified: Verified) -> dict[str, Any]:
 def _table(verified: Verified) -> Table:
     work = verified.work
     title = (
-        f"{work.student.name} ({len(work.student.layers)} layers), {work.micro_batch_tokens:,} tokens of {work.sequence:,} on one of "
+        f"{work.student.name} ({len(work.student.layers)} layers), {work.micro_batch_tokens:,} tokens of "
+        f"{work.sequence:,} on one of "
         f"{work.student_ranks} ranks, traced on fake tensors; predicted for {verified.phase}"
     )
     table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0), header_style="dim")
@@ -149,5 +159,7 @@ def _table(verified: Verified) -> Table:
     rows.append(("peak", sum(verified.predicted.values()), sum(verified.traced.values())))
     for name, predicted, traced in rows:
         error = f"{predicted / traced - 1:+.1%}" if traced else "-"
-        table.add_row(name, f"{predicted / 2**30:.3f}", f"{traced / 2**30:.3f}", error, style="bold" if name == "peak" else "")
+        table.add_row(
+            name, f"{predicted / 2**30:.3f}", f"{traced / 2**30:.3f}", error, style="bold" if name == "peak" else ""
+        )
     return table

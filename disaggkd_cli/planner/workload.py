@@ -1,4 +1,5 @@
-"""What is planned, in the planner's own terms: models, parallelism, batch, loss, transport, hardware. No config, no files."""
+"""What is planned, in the planner's own terms: models, parallelism, batch, loss, transport, hardware. No config, no
+files."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Efficiency:
-    """Achieved shares of bf16 peak, and what memory overheads to expect. Assumptions until `calibrated_from` names a run."""
+    """Achieved shares of bf16 peak, and what memory overheads to expect. Assumptions until `calibrated_from` names a
+    run."""
 
     teacher: float
     student: float

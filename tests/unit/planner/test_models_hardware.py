@@ -51,7 +51,9 @@ def test_an_unknown_model_gets_suggestions():
 
 
 def test_an_unknown_architecture_is_refused_with_what_is_missing():
-    with pytest.raises(UserError, match=r"model_type 'rwkv9' is not an architecture.*lacks .*num_attention_heads.*does not guess"):
+    with pytest.raises(
+        UserError, match=r"model_type 'rwkv9' is not an architecture.*lacks .*num_attention_heads.*does not guess"
+    ):
         model_shape({"model_type": "rwkv9", "hidden_size": 4, "vocab_size": 8, "num_hidden_layers": 1}, "x", "x")
 
 
@@ -94,7 +96,10 @@ def test_unknown_gpu_and_node_get_suggestions():
 
 def test_users_file_adds_and_overrides(tmp_path):
     path = tmp_path / "mine.yaml"
-    path.write_text("gpus:\n  X1: {memory_gib: 48, bf16_tflops: 100, matmul_tflops: 80, hbm_tb_per_s: 1}\nnodes:\n  lab: {gpu: X1, gpus_per_node: 2, nic_gbps: 10}\n")
+    path.write_text(
+        "gpus:\n  X1: {memory_gib: 48, bf16_tflops: 100, matmul_tflops: 80, hbm_tb_per_s: 1}\nnodes:\n  lab: "
+        "{gpu: X1, gpus_per_node: 2, nic_gbps: 10}\n"
+    )
     catalogue = load_catalogue(str(path))
     assert catalogue.gpu("X1", "k").memory_bytes == 48 * 2**30
     assert catalogue.node("lab").gpus_per_node == 2
@@ -104,8 +109,14 @@ def test_users_file_adds_and_overrides(tmp_path):
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
-        ("{memory_gib: 48, bf16_tflops: 100, matmul_tflops: 80, hbm_tb_per_s: -1}", "hbm_tb_per_s: -1 must be a number above 0"),
-        ("{memory_gib: 48, bf16_tflops: 100, matmul_tflops: 180, hbm_tb_per_s: 1}", "matmul_tflops 180 is above its peak"),
+        (
+            "{memory_gib: 48, bf16_tflops: 100, matmul_tflops: 80, hbm_tb_per_s: -1}",
+            "hbm_tb_per_s: -1 must be a number above 0",
+        ),
+        (
+            "{memory_gib: 48, bf16_tflops: 100, matmul_tflops: 180, hbm_tb_per_s: 1}",
+            "matmul_tflops 180 is above its peak",
+        ),
         ("{memory_gib: 48, bf16_tflops: 100, hbm_tb_per_s: 1}", "lacks matmul_tflops"),
         ("{memory: 48}", "'memory' is no known field; did you mean memory_gib"),
         ("{memory_gib: .nan, bf16_tflops: 1, matmul_tflops: 1, hbm_tb_per_s: 1}", "must be a number above 0"),

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from planner_toys import toy_work
 from rich.console import Console
 
 from disaggkd_cli.config import Config, load
@@ -22,7 +23,6 @@ from disaggkd_cli.planner.inputs import workload_of
 from disaggkd_cli.planner.plan import as_json, make_plan
 from disaggkd_cli.planner.sweep import parse_sweep
 from disaggkd_cli.planner.workload import MODES
-from planner_toys import toy_work
 
 ROOT = Path(__file__).parents[3]
 PAIRS = ("qwen3.5-35b-a3b-to-9b", "qwen3-235b-a22b-to-8b", "qwen3.5-397b-a17b-to-35b-a3b")
@@ -106,7 +106,15 @@ def test_nothing_fits_is_said_with_the_term_and_the_mend(reference):
 def test_text_shows_verdict_modes_memory_and_links(pair):
     code, text = run_plan(pair)
     assert code == 0
-    for expected in ("take:", "colocated, full logits", "disaggregated, fused loss", "fullest", "hidden states", "B a token", "error bands"):
+    for expected in (
+        "take:",
+        "colocated, full logits",
+        "disaggregated, fused loss",
+        "fullest",
+        "hidden states",
+        "B a token",
+        "error bands",
+    ):
         assert expected in text
 
 
@@ -177,7 +185,9 @@ def test_sweep_values():
 
 
 def test_sweep_plans_each_combination(reference):
-    code, text = run_plan(reference, json=True, sweep=["train.micro_batch_tokens=8192:32768:x2", "loss.memory_budget=64MiB,256MiB"])
+    code, text = run_plan(
+        reference, json=True, sweep=["train.micro_batch_tokens=8192:32768:x2", "loss.memory_budget=64MiB,256MiB"]
+    )
     rows = json.loads(text)["rows"]
     assert code == 0 and len(rows) == 6
     assert [row["values"]["train.micro_batch_tokens"] for row in rows] == [8192, 8192, 16384, 16384, 32768, 32768]
@@ -216,9 +226,13 @@ def _write_run(directory: Path, teachers: bool) -> None:
             "peak_memory_bytes": 5_000_000, "tokens_per_second": 1.0,
         }  # fmt: skip
         if teachers:
-            line["teachers"] = {"teacher 0": {"rows": 1000 * step, "received_bytes": 1000 * step * 32, "idle_share": 0.25}}
+            line["teachers"] = {
+                "teacher 0": {"rows": 1000 * step, "received_bytes": 1000 * step * 32, "idle_share": 0.25}
+            }
         lines.append(json.dumps(line))
-    (directory / "metrics.jsonl").write_text("\n".join([*lines, json.dumps({"step": 10, "eval_kd": 1.0}), '{"step": 11, "lo']))
+    (directory / "metrics.jsonl").write_text(
+        "\n".join([*lines, json.dumps({"step": 10, "eval_kd": 1.0}), '{"step": 11, "lo'])
+    )
 
 
 def test_measure_compares_bytes_exactly(tmp_path):
@@ -277,7 +291,11 @@ assert not heavy, heavy
 def test_a_plan_imports_neither_torch_nor_anything_heavy(tmp_path):
     config = ROOT / "configs" / f"{PAIRS[1]}.yaml"
     done = subprocess.run(
-        [sys.executable, "-c", _COLD, str(config), str(tmp_path / "p.html")], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", _COLD, str(config), str(tmp_path / "p.html")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["teacher"]["parameters"] == 235_093_634_560
@@ -308,7 +326,10 @@ def test_cold_start_is_reported(record_property):
     """The time itself decides nothing here; it is kept with the test's record, and docs/planner.md prints it."""
     started = time.perf_counter()
     config = str(ROOT / "configs" / f"{PAIRS[0]}.yaml")
-    code = "import sys; from disaggkd_cli.config import load; from disaggkd_cli.planner.command import *; plan_command(load(sys.argv[1]), PlanOptions())"
+    code = (
+        "import sys; from disaggkd_cli.config import load; from disaggkd_cli.planner.command import *; "
+        "plan_command(load(sys.argv[1]), PlanOptions())"
+    )
     done = subprocess.run([sys.executable, "-c", code, config], capture_output=True, timeout=60, check=False)
     record_property("cold_seconds", time.perf_counter() - started)
     assert done.returncode == 0

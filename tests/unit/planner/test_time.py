@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from planner_toys import GPU, toy_model, toy_work
 
 from disaggkd_cli.planner.flops import forward_flops, mean_context, student_flops
 from disaggkd_cli.planner.hardware import Gpu
@@ -21,7 +22,6 @@ from disaggkd_cli.planner.timing import (
 )
 from disaggkd_cli.planner.traffic import collective_rate, traffic
 from disaggkd_cli.planner.workload import Cluster
-from planner_toys import GPU, toy_model, toy_work
 
 
 def test_forward_flops_by_hand():
@@ -51,7 +51,9 @@ def test_student_flops_by_hand():
     assert full - half == (6 * 8 * 32 + 2 * 16 * 32) / 2
 
 
-@pytest.mark.parametrize(("name", "hidden", "logits"), [("qwen3-32b", 10_240, 303_872), ("qwen3.5-397b-a17b", 8_192, 496_640)])
+@pytest.mark.parametrize(
+    ("name", "hidden", "logits"), [("qwen3-32b", 10_240, 303_872), ("qwen3.5-397b-a17b", 8_192, 496_640)]
+)
 def test_payload_bytes_of_known_teachers(name, hidden, logits):
     flow = traffic(toy_work(teacher=resolve_model(name, "test")))
     assert (flow.hidden_states.value, flow.logits.value) == (hidden, logits)
@@ -117,7 +119,9 @@ def test_closed_form_of_the_ring_against_simulation(jitter, slack, depth):
     assert 1 - ring_loss(jitter, depth - 1, slack) == pytest.approx(simulated, abs=0.02 if depth == 2 else 0.012)
 
 
-@pytest.mark.parametrize(("ranks", "replicas", "depth"), [(8, 2, 3), (8, 8, 3), (8, 32, 8), (4, 1, 2), (64, 40, 6), (1000, 300, 4)])
+@pytest.mark.parametrize(
+    ("ranks", "replicas", "depth"), [(8, 2, 3), (8, 8, 3), (8, 32, 8), (4, 1, 2), (64, 40, 6), (1000, 300, 4)]
+)
 def test_rate_of_pools_against_simulation(ranks, replicas, depth):
     work = toy_work(
         teacher=resolve_model("qwen3-32b", "t"), student=resolve_model("qwen3-1.7b", "s"), student_ranks=ranks, replicas=replicas,
@@ -134,8 +138,19 @@ def test_simulation_without_jitter_is_the_slower_side():
 
 def test_slow_and_failing_teachers_cost_throughput_but_no_request():
     usual = simulate(4, 4, 3, 1.0, 0.95, jitter=0.05, steps=500)
-    slow = simulate(4, 4, 3, 1.0, 0.95, jitter=0.05, steps=500, scenario=Scenario("slow", slow_share=0.5, slow_factor=3.0))
-    failing = simulate(4, 4, 3, 1.0, 0.95, jitter=0.05, steps=500, scenario=Scenario("failing", failures_per_hour=20, recovery_seconds=60))
+    slow = simulate(
+        4, 4, 3, 1.0, 0.95, jitter=0.05, steps=500, scenario=Scenario("slow", slow_share=0.5, slow_factor=3.0)
+    )
+    failing = simulate(
+        4,
+        4,
+        3,
+        1.0,
+        0.95,
+        jitter=0.05,
+        steps=500,
+        scenario=Scenario("failing", failures_per_hour=20, recovery_seconds=60),
+    )
     assert slow.tokens_per_second < 0.8 * usual.tokens_per_second
     assert failing.failures > 0 and failing.requests_resent == failing.failures
     assert failing.tokens_per_second < usual.tokens_per_second
@@ -162,7 +177,8 @@ def test_splits_use_all_gpus_and_put_the_best_first():
     found = splits(work, 16)
     assert found and all(one.student_ranks + one.replicas * one.ranks_per_replica == 16 for one in found)
     assert found == sorted(found, key=lambda one: -one.tokens_per_second)
-    # A teacher of 32 billion parameters needs 4.2 GPUs for each of the student's (facts, uncheckpointed), so most of them teach.
+    # A teacher of 32 billion parameters needs 4.2 GPUs for each of the student's (facts, uncheckpointed), so most of
+    # them teach.
     assert found[0].replicas * found[0].ranks_per_replica >= 10
     assert smallest_replica(work) == 1
 
