@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import ipaddress
 import json
 import multiprocessing
 import os
@@ -14,7 +15,6 @@ import tempfile
 import time
 from pathlib import Path
 
-import psutil
 import torch
 from transport_parts import WIDTH, fake_hidden, make_requests
 
@@ -38,10 +38,10 @@ class Peer:
     """One process of the test and the files it writes.
 
     Processes are forked from a server that has torch imported already (an import costs more than a whole test);
-    with `fresh` they start as a user's would.
+    with `fresh` they start as a user's would, behind the command `prefix`.
     """
 
-    def __init__(self, script: str, arguments: list[str], folder: Path, environment: dict[str, str], fresh: bool):
+    def __init__(self, script: str, arguments: list[str], folder: Path, environment: dict, fresh: bool, prefix=()):
         self.name = arguments[0]
         self._out = folder / f"{time.monotonic_ns()}.out"
         self._err = folder / f"{time.monotonic_ns()}.err"
@@ -49,7 +49,7 @@ class Peer:
         environment = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR", **environment}
         if fresh:
             with open(self._out, "w") as out, open(self._err, "w") as err:
-                command = [sys.executable, str(SUPPORT / f"{script}.py"), *arguments]
+                command = [*prefix, sys.executable, str(SUPPORT / f"{script}.py"), *arguments]
                 self._process = subprocess.Popen(command, stdout=out, stderr=err, env={**os.environ, **environment})
         else:
             run = (script, arguments, str(self._out), str(self._err), environment)
@@ -105,6 +105,24 @@ def run_redirected(script: str, arguments: list[str], out: str, err: str, enviro
     importlib.import_module(script).main(arguments)
 
 
+def listening_addresses(peers: list[Peer]) -> set[str]:
+    """Return every address on which one of `peers` listens, each read in its own network namespace."""
+    found = set()
+    for peer in peers:
+        if peer.exit_code() is not None:
+            continue
+        links = [os.readlink(entry.path) for entry in os.scandir(f"/proc/{peer.pid}/fd")]
+        sockets = {link[8:-1] for link in links if link.startswith("socket:[")}
+        for table in ("tcp", "tcp6"):
+            for line in Path(f"/proc/{peer.pid}/net/{table}").read_text().splitlines()[1:]:
+                _, local, _, state, *_, inode = line.split()[:10]
+                if state == "0A" and inode in sockets:
+                    words = bytes.fromhex(local.split(":")[0])
+                    packed = b"".join(words[i : i + 4][::-1] for i in range(0, len(words), 4))
+                    found.add(str(ipaddress.ip_address(packed)).removeprefix("::ffff:"))
+    return found
+
+
 class Peers:
     """A rendezvous store in the test's own process, and the processes around it."""
 
@@ -130,12 +148,7 @@ class Peers:
 
     def listening_addresses(self) -> set[str]:
         """Return every address on which a running process of the test listens."""
-        found = set()
-        for peer in self.all:
-            if peer.exit_code() is None:
-                connections = psutil.Process(peer.pid).net_connections(kind="inet")
-                found |= {c.laddr.ip.removeprefix("::ffff:") for c in connections if c.status == psutil.CONN_LISTEN}
-        return found
+        return listening_addresses(self.all)
 
     def end(self) -> None:
         for peer in self.all:

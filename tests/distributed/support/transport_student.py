@@ -37,17 +37,21 @@ def main(arguments: list[str]) -> None:
         Identity(f"student {rank}", options.get("fingerprint", "f"), "t", 1000, width, dtype, options.get("run", "r")),
         timeout=float(options.get("timeout", 5)),
         teacher_wait=float(options.get("teacher_wait", 20)),
+        bind=options.get("bind", "loopback"),
         leader=rank == "0",
         on_event=on_event,
     )
     record = {"ids": [], "events": events, "error": None, "error_kind": None}
-    digest = hashlib.sha256()
+    digest, began = hashlib.sha256(), time.monotonic()
     ending = StopReason.FINISHED
     try:
         pool.wait_for_teacher()
-        requests = make_requests(start, stop, seed=int(options.get("seed", 1)), sequence=sequence)
+        every_row = options.get("rows") == "all"
+        requests = make_requests(start, stop, int(options.get("seed", 1)), sequence, every_row)
         ring = HiddenStateRing(requests, int(options.get("depth", 3)), 2 * sequence, width, dtype, pool)
         for lease in ring:
+            if len(record["ids"]) == 5:
+                began = time.monotonic()
             expected = fake_hidden(lease.request, width).to(lease.hidden.dtype)
             if not torch.equal(lease.hidden, expected):
                 raise AssertionError(f"lease {lease.request_id} holds other hidden states than the teacher's")
@@ -57,6 +61,7 @@ def main(arguments: list[str]) -> None:
             record["ids"].append(lease.request_id)
             print("step", lease.request_id, file=sys.stderr, flush=True)
             lease.release()
+        record["step_seconds"] = (time.monotonic() - began) / max(1, len(record["ids"]) - 5)
         record["stats"] = ring.stats()
         ring.close()
     except TeachersLost as error:

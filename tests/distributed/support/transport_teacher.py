@@ -31,6 +31,7 @@ def main(arguments: list[str]) -> None:
         Identity(role, options.get("fingerprint", "f"), "t", 1000, width, options.get("dtype", "bfloat16")),
         forward,
         timeout=timeout,
+        bind=options.get("bind", "loopback"),
         student_wait=float(options.get("student_wait", 20)),
         stop=stop,
         on_event=lambda line: print(line, file=sys.stderr, flush=True),
