@@ -1,9 +1,9 @@
 """`disaggkd bench loss`: time, scratch and gradient error of the loss, beside full logits, bare products and peers.
 
-All implementations take turns in one run and the best turn of each counts, since other work on a machine only ever slows
-a turn down. Time is forward and backward. Scratch is the peak of torch's allocations beside the gradients themselves, in
-the dtype of the inputs. Errors are relative norms of the head's gradient against full logits in float64, over
-`error_rows` rows.
+All implementations take turns in one run and the best turn of each counts, since other work on a machine only ever
+slows a turn down. Time is forward and backward. Peak is the most that torch's allocator held beyond the inputs; scratch
+is that without the gradients (the fused loss holds that of the head in float32 until the backward pass is over). Errors
+are relative norms of the head's gradient against full logits in float64, over `error_rows` rows.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ class LossBenchRow:
         implementation: `gemm_floor`, `full`, `fused`, or a peer's name.
         budget: of the fused loss, else empty.
         seconds: best turn of forward and backward.
-        scratch_bytes: None for the floor.
+        scratch_bytes: peak_bytes without the gradients; None for the floor.
+        peak_bytes: None for the floor.
         gradient_error: None for the floor, which computes no loss.
         gradient_error_near: the same where student and teacher nearly agree.
     """
@@ -74,6 +75,7 @@ class LossBenchRow:
     budget: str = ""
     seconds: float = float("inf")
     scratch_bytes: int | None = None
+    peak_bytes: int | None = None
     gradient_error: float | None = None
     gradient_error_near: float | None = None
 
@@ -158,7 +160,7 @@ def print_table(result: dict) -> None:
     table = Table(title=f"loss, forward + backward, {result['machine']['device']}")
     for column in ("implementation", "divergence", "dtype", "budget"):
         table.add_column(column)
-    for column in ("seconds", "x floor", "x full", "scratch", "gradient error", "error near teacher"):
+    for column in ("seconds", "x floor", "x full", "scratch", "peak", "gradient error", "error near teacher"):
         table.add_column(column, justify="right")
     seconds = {(row["implementation"], row["dtype"]): row["seconds"] for row in result["rows"]}
     for row in result["rows"]:
@@ -166,14 +168,14 @@ def print_table(result: dict) -> None:
             f"{row['seconds'] / seconds[name, row['dtype']]:.2f}" if (name, row["dtype"]) in seconds else ""
             for name in ("gemm_floor", "full")
         ]
-        scratch = "" if row["scratch_bytes"] is None else format_bytes(row["scratch_bytes"])
+        sizes = ["" if row[key] is None else format_bytes(row[key]) for key in ("scratch_bytes", "peak_bytes")]
         errors = ["" if row[key] is None else f"{row[key]:.1e}" for key in ("gradient_error", "gradient_error_near")]
         names = [row[key] for key in ("implementation", "divergence", "dtype", "budget")]
-        table.add_row(*names, f"{row['seconds']:.3f}", *ratios, scratch, *errors)
+        table.add_row(*names, f"{row['seconds']:.3f}", *ratios, *sizes, *errors)
     console = Console()
     console.print(table)
     for peer in result["absent"]:
-        console.print(f"{peer['implementation']} ({peer['dtype']}): {peer['reason']}")
+        console.print(f"{peer['implementation']} ({peer['dtype']}): {peer['reason']}", markup=False)
 
 
 def _device(name: str) -> torch.device:
@@ -252,12 +254,15 @@ def _floor(inputs: Inputs) -> None:
     hidden_gradient, weight_gradient = torch.empty_like(hidden), torch.empty_like(weight)
     best = float("inf")
     for window, shard in FLOOR_TILES:
+        tile = torch.empty(window * shard, dtype=weight.dtype, device=weight.device)
         started = _now(hidden.device)
         for top in range(0, len(hidden), window):
             rows = slice(top, top + window)
             for left in range(0, len(weight), shard):
                 columns = slice(left, left + shard)
-                logits = torch.mm(hidden[rows], weight[columns].t())
+                height, width = len(hidden[rows]), len(weight[columns])
+                logits = tile[: height * width].view(height, width)
+                torch.mm(hidden[rows], weight[columns].t(), out=logits)
                 torch.mm(inputs.teacher_hidden[rows], inputs.teacher_weight[columns].t(), out=logits)
                 hidden_gradient[rows].addmm_(logits, weight[columns], beta=float(left > 0))
                 weight_gradient[columns].addmm_(logits.t(), hidden[rows], beta=float(top > 0))
@@ -298,7 +303,7 @@ def _warmed_up(
         try:
             _turn(entry, device)
             if row.implementation != "gemm_floor":
-                row.scratch_bytes = _scratch(entry, device)
+                row.peak_bytes, row.scratch_bytes = _memory(entry, device)
                 dtype = getattr(torch, row.dtype)
                 row.gradient_error = _error(entry, base.to(dtype, options.error_rows), truths, False)
                 row.gradient_error_near = _error(entry, near.to(dtype), truths, True)
@@ -312,12 +317,15 @@ def _warmed_up(
     return running
 
 
-def _scratch(entry: _Entry, device: torch.device) -> int:
+def _memory(entry: _Entry, device: torch.device) -> tuple[int, int]:
+    """Peak bytes with and without the gradients."""
     inputs = entry.inputs
     inputs.clear()
     peak = peak_extra_bytes(lambda: entry.loss(inputs).backward(), device)
-    gradients = sum(leaf.numel() * leaf.element_size() for leaf in (inputs.student_hidden, inputs.student_weight))
-    return max(peak - gradients, 0)
+    hidden, weight = inputs.student_hidden, inputs.student_weight
+    weight_element = 4 if entry.row.implementation == "fused" else weight.element_size()
+    gradients = hidden.numel() * hidden.element_size() + weight.numel() * weight_element
+    return peak, max(peak - gradients, 0)
 
 
 def _error(entry: _Entry, inputs: Inputs, truths: dict[tuple[str, bool, str], Tensor], near: bool) -> float:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Callable
-from contextlib import redirect_stderr
-from io import StringIO
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch.autograd.profiler import profile
@@ -24,12 +24,31 @@ def peak_extra_bytes(work: Callable[[], object], device: torch.device) -> int:
         work()
         torch.cuda.synchronize(device)
         return torch.cuda.max_memory_allocated(device) - before
-    with redirect_stderr(StringIO()) if not sys.flags.dev_mode else redirect_stderr(sys.stderr):
-        with profile(use_cpu=True, profile_memory=True) as record:
-            work()
+    record = profile(use_cpu=True, profile_memory=True)
+    with _silent_stderr():
+        record.__enter__()
+    try:
+        work()
+    finally:
+        with _silent_stderr():
+            record.__exit__(*sys.exc_info())
     events = [event for event in record.kineto_results.events() if event.name() == "[memory]"]
     held = peak = 0
     for event in sorted(events, key=lambda event: event.start_ns()):
         held += event.nbytes()
         peak = max(peak, held)
     return peak
+
+
+@contextmanager
+def _silent_stderr() -> Iterator[None]:
+    """Keep what the profiler's C++ side prints at its start and stop off the terminal."""
+    sys.stderr.flush()
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)

@@ -1,4 +1,4 @@
-"""Losses of other projects, called the way their own trainers call them. `pip install 'disaggkd[peers]'` brings them."""
+"""Losses of other projects, called as their own trainers call them. `pip install 'disaggkd[peers]'` brings them."""
 
 from __future__ import annotations
 
@@ -82,7 +82,9 @@ def _torch_cross_entropy(module, divergence: str, device: torch.device) -> Calla
     options = module.LinearCrossEntropyOptions()
 
     def call(inputs) -> Tensor:
-        return module.linear_cross_entropy(inputs.student_hidden, inputs.student_weight, inputs.labels, options=options)
+        return module.functional.linear_cross_entropy(
+            inputs.student_hidden, inputs.student_weight, inputs.labels, options=options
+        )
 
     return call
 
@@ -91,5 +93,5 @@ PEERS = (
     Peer("liger_chunked_1024", "liger_kernel.chunked_loss", tuple(_BETA), False, _liger(1024)),
     Peer("liger_chunked_256", "liger_kernel.chunked_loss", tuple(_BETA), False, _liger(256)),
     Peer("trl_chunked", "trl.kernels.chunked_divergence", tuple(_BETA), False, _trl),
-    Peer("torch_linear_cross_entropy", "torch.nn.functional", (), True, _torch_cross_entropy),
+    Peer("torch_linear_cross_entropy", "torch.nn", (), True, _torch_cross_entropy),
 )
