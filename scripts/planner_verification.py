@@ -10,20 +10,21 @@ from __future__ import annotations
 import subprocess
 import sys
 
+USUAL = {"ranks": 8, "tokens": 4096, "sequence": 4096, "bytes": 2, "implementation": "fused"}
 CASES = {
-    "qwen3-0.6b": ("qwen3-0.6b", "ranks=8 tokens=4096 sequence=4096 bytes=2 checkpointing=0 implementation=fused packed=0"),
-    "qwen3-0.6b full": ("qwen3-0.6b", "ranks=8 tokens=4096 sequence=4096 bytes=2 checkpointing=0 implementation=full packed=0"),
-    "qwen3-1.7b checkpointed": ("qwen3-1.7b", "ranks=8 tokens=8192 sequence=4096 bytes=2 checkpointing=1 implementation=fused packed=0"),
-    "qwen3-8b": ("qwen3-8b", "ranks=16 tokens=8192 sequence=4096 bytes=2 checkpointing=0 implementation=fused packed=0"),
-    "qwen3-8b packed": ("qwen3-8b", "ranks=64 tokens=8192 sequence=2048 bytes=2 checkpointing=0 implementation=fused packed=1"),
-    "llama-3.1-8b": ("llama-3.1-8b", "ranks=8 tokens=8192 sequence=8192 bytes=2 checkpointing=0 implementation=fused packed=0"),
-    "llama-3.2-1b float32": ("llama-3.2-1b", "ranks=4 tokens=2048 sequence=1024 bytes=4 checkpointing=0 implementation=fused packed=0"),
-    "smollm2-360m, 2 ranks": ("smollm2-360m", "ranks=2 tokens=4096 sequence=2048 bytes=2 checkpointing=0 implementation=fused packed=1"),
-    "gemma-3-4b": ("gemma-3-4b", "ranks=8 tokens=4096 sequence=2048 bytes=2 checkpointing=0 implementation=fused packed=0"),
-    "qwen3-30b-a3b (MoE)": ("qwen3-30b-a3b", "ranks=32 tokens=4096 sequence=4096 bytes=2 checkpointing=0 implementation=fused packed=0"),
-    "qwen3.5-9b (delta net)": ("qwen3.5-9b", "ranks=8 tokens=2048 sequence=512 bytes=2 checkpointing=0 implementation=fused packed=0"),
-    "qwen3.5-35b-a3b (both)": ("qwen3.5-35b-a3b", "ranks=16 tokens=2048 sequence=512 bytes=2 checkpointing=0 implementation=fused packed=0"),
-}  # fmt: skip
+    "qwen3-0.6b": {},
+    "qwen3-0.6b, full logits": {"implementation": "full"},
+    "qwen3-1.7b, checkpointed": {"tokens": 8192, "checkpointing": True},
+    "qwen3-8b": {"ranks": 16, "tokens": 8192},
+    "qwen3-8b, packed": {"ranks": 64, "tokens": 8192, "sequence": 2048, "packed": True},
+    "llama-3.1-8b": {"tokens": 8192, "sequence": 8192},
+    "llama-3.2-1b, float32": {"ranks": 4, "tokens": 2048, "sequence": 1024, "bytes": 4},
+    "smollm2-360m, packed": {"ranks": 2, "sequence": 2048, "packed": True},
+    "gemma-3-4b": {"sequence": 2048},
+    "qwen3-30b-a3b, experts": {"ranks": 32},
+    "qwen3.5-9b, delta net": {"tokens": 2048, "sequence": 512},
+    "qwen3.5-35b-a3b, experts and delta net": {"ranks": 16, "tokens": 2048, "sequence": 512},
+}
 
 
 def run_case(name: str) -> str:
@@ -33,27 +34,37 @@ def run_case(name: str) -> str:
     from disaggkd_cli.planner.verify import verify
     from disaggkd_cli.planner.workload import Cluster, Efficiency, Workload
 
-    model, text = CASES[name]
-    option = dict(part.split("=") for part in text.split())
+    model, option = name.split(",")[0], USUAL | CASES[name]
     gpu = load_catalogue().gpus["H100-SXM"]
     work = Workload(
-        resolve_model("qwen3-8b", "teacher"), resolve_model(model, "student"), Cluster(gpu, gpu, 8, 50.0), Efficiency(0.5, 0.4),
-        student_ranks=int(option["ranks"]), micro_batch_tokens=int(option["tokens"]), sequence=int(option["sequence"]),
-        student_bytes=int(option["bytes"]), checkpointing=option["checkpointing"] == "1", packed=option["packed"] == "1",
+        resolve_model("qwen3-8b", "teacher"),
+        resolve_model(model, "student"),
+        Cluster(gpu, gpu, 8, 50.0),
+        Efficiency(0.5, 0.4),
+        student_ranks=option["ranks"],
+        micro_batch_tokens=option["tokens"],
+        sequence=option["sequence"],
+        student_bytes=option["bytes"],
+        checkpointing=option.get("checkpointing", False),
+        packed=option.get("packed", False),
         implementation=option["implementation"],
-    )  # fmt: skip
+    )
     result = verify(work, hub_config(model, "student"))
     predicted, traced = sum(result.predicted.values()) / 2**30, sum(result.traced.values()) / 2**30
     layers = f"{len(result.work.student.layers)} layers"
     return (
-        f"| {name} | {layers}, {result.work.micro_batch_tokens:,} tokens, {option['ranks']} ranks, {option['implementation']} | "
+        f"| {name} | {layers}, {result.work.micro_batch_tokens:,} tokens, {option['ranks']} ranks, "
+        f"{option['implementation']} | "
         f"{result.phase} | {predicted:.3f} | {traced:.3f} | {result.error:+.2%} | {result.band:.0%} |"
     )
 
 
 def main(names: list[str]) -> int:
     """Print the table; 1 when a case is outside its band or fails."""
-    print("| student | traced | fullest phase | predicted GiB | traced GiB | error | band |\n|---|---|---|---|---|---|---|")
+    print(
+        "| student | traced | fullest phase | predicted GiB | traced GiB | error | band "
+        "|\n|---|---|---|---|---|---|---|"
+    )
     failed = 0
     for name in names or list(CASES):
         done = subprocess.run([sys.executable, __file__, "--case", name], capture_output=True, text=True, timeout=170)

@@ -1,8 +1,8 @@
-"""Tensors that autograd saves in one decoder layer, in bytes per token; and what a forward pass without gradients needs.
+"""Tensors that autograd saves in one decoder layer, in bytes per token; and what a forward without gradients needs.
 
-The formulas list what transformers' modules save in eager mode, b bytes an element in the compute dtype, 4 in
-float32. The first
-term of every layer is its RMSNorms; the input of a projection is the output of the norm before it and is counted there.
+The formulas list what transformers' modules save in eager mode: b bytes an element in the compute dtype, 4 in float32.
+The first term of every layer is its RMSNorms; the input of a projection is the output of the norm before it and is
+counted there.
 """
 
 from __future__ import annotations
@@ -44,9 +44,8 @@ def saved_per_token(
         compute_bytes: b, 2 for bfloat16 and 4 for float32.
         sequence: S.
         packed: rows hold several documents, so attention gets a mask. With a mask (also: a window shorter than S)
-            PyTorch's
-            attention keeps a [S, S] mask in the compute dtype for every layer, and repeats keys and values per query
-            head.
+            PyTorch's attention keeps a [S, S] mask in the compute dtype for every layer, and repeats keys and values
+            per query head.
         delta_kernel: `fla` (GPU kernels) or `torch` (transformers' own code, on CPUs).
     """
     return [
@@ -129,9 +128,14 @@ def forward_working_set(layer: LayerShape, hidden: int, b: int) -> Term:
     mlp = layer.mlp
     if isinstance(mlp, DenseMLP):
         return term(
-            "teacher forward", "max(attention, b * (2 * h + 3 * f), 12 * h)", source,
-            attention=attention, b=b, h=hidden, f=mlp.width,
-        )  # fmt: skip
+            "teacher forward",
+            "max(attention, b * (2 * h + 3 * f), 12 * h)",
+            source,
+            attention=attention,
+            b=b,
+            h=hidden,
+            f=mlp.width,
+        )
     values = {"attention": attention, "b": b, "h": hidden, "k": mlp.top_k, "f_e": mlp.width, "f_s": mlp.shared_width}
     return term(
         "teacher forward", "max(attention, b * (3 * h + f_s) + k * b * (2 * h + 3 * f_e), 12 * h)", source, **values

@@ -21,8 +21,12 @@ Fields = dict[str, Any]
 _SIZES = ("hidden_size", "vocab_size", "num_hidden_layers")
 _HEADS = ("num_attention_heads", "num_key_value_heads")
 _DELTA = (
-    "linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim", "linear_conv_kernel_dim",
-)  # fmt: skip
+    "linear_num_key_heads",
+    "linear_num_value_heads",
+    "linear_key_head_dim",
+    "linear_value_head_dim",
+    "linear_conv_kernel_dim",
+)
 _LATENT = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 _QWEN_EXPERTS = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
 

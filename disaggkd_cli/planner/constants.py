@@ -18,41 +18,70 @@ class Constant:
 
 CONSTANTS: dict[str, Constant] = {
     "context_gib": Constant(
-        1.0, "GiB", "published", "CUDA context and kernels: 0.47 lazily loaded, 0.92 eagerly, up to 1.8 (stas00/ml-engineering)"
+        1.0,
+        "GiB",
+        "published",
+        "CUDA context and kernels: 0.47 lazily loaded, 0.92 eagerly, up to 1.8 (stas00/ml-engineering)",
     ),
     "first_communicator_gib": Constant(
-        1.0, "GiB", "published", "torch.distributed and the first NCCL communicator: 0.55 -> 2.0 GiB with context (ml-engineering)"
+        1.0,
+        "GiB",
+        "published",
+        "torch.distributed and the first NCCL communicator: 0.55 -> 2.0 GiB with context (ml-engineering)",
     ),
     "communicator_gib": Constant(
-        0.6, "GiB", "published", "each further NCCL communicator: 544 MB for 2 ranks, 688 MB for more (nccl issue 964, A100)"
+        0.6,
+        "GiB",
+        "published",
+        "each further NCCL communicator: 544 MB for 2 ranks, 688 MB for more (nccl issue 964, A100)",
     ),
     "reserve": Constant(
-        1.05, "factor", "published",
+        1.05,
+        "factor",
+        "published",
         "reserved / allocated with expandable_segments: 1.04-1.13 (Megatron-LM issue 6429); 1.5 seen without "
         "(llama-cookbook 120)",
     ),
     "margin": Constant(0.04, "share", "assumed", "kept free of what the driver reports, for the unexplained"),
-    "teacher_efficiency_dense": Constant(0.55, "of bf16 peak", "assumed", "forward of a dense teacher; calibrate with one run"),
-    "teacher_efficiency_moe": Constant(0.30, "of bf16 peak", "assumed", "forward of a mixture of experts; calibrate with one run"),
+    "teacher_efficiency_dense": Constant(
+        0.55, "of bf16 peak", "assumed", "forward of a dense teacher; calibrate with one run"
+    ),
+    "teacher_efficiency_moe": Constant(
+        0.30, "of bf16 peak", "assumed", "forward of a mixture of experts; calibrate with one run"
+    ),
     "student_efficiency_dense": Constant(
-        0.45, "of bf16 peak", "published",
+        0.45,
+        "of bf16 peak",
+        "published",
         "hardware FLOPs of dense training on H100, .33-.39 eager to compiled (torchtitan), .38-.46 "
         "(llm-foundry); uncalibrated",
     ),
     "student_efficiency_moe": Constant(
-        0.20, "of bf16 peak", "published", "MoE training on H100, .08-.25 of bf16 peak (NeMo 25.11 tables); uncalibrated"
+        0.20,
+        "of bf16 peak",
+        "published",
+        "MoE training on H100, .08-.25 of bf16 peak (NeMo 25.11 tables); uncalibrated",
     ),
     "float32_slowdown": Constant(
-        8.0, "factor", "assumed", "float32 matrix products without TF32 against bf16 on an H100 (67 against 989 TFLOP/s is 15; TF32 is 2)"
+        8.0,
+        "factor",
+        "assumed",
+        "float32 matrix products without TF32 against bf16 on an H100 (67 against 989 TFLOP/s is 15; TF32 is 2)",
     ),
     "nvlink_efficiency": Constant(0.80, "share", "measured", "all-gather on 8 x H200, of the one-direction rate"),
-    "nic_efficiency": Constant(0.74, "share", "published", "collectives of 1 GiB and more on 4 x P6-B200; .44 at 256 MiB, .125 at 16 MiB"),
-    "point_to_point_efficiency": Constant(0.70, "share", "assumed", "one NCCL send/recv stream over RDMA; TCP gives .5-.7"),
+    "nic_efficiency": Constant(
+        0.74, "share", "published", "collectives of 1 GiB and more on 4 x P6-B200; .44 at 256 MiB, .125 at 16 MiB"
+    ),
+    "point_to_point_efficiency": Constant(
+        0.70, "share", "assumed", "one NCCL send/recv stream over RDMA; TCP gives .5-.7"
+    ),
     "pcie_efficiency": Constant(0.87, "share", "measured", "55 of 63 GB/s over PCIe 5 x16"),
     "hbm_efficiency": Constant(0.80, "share", "assumed", "achieved share of memory bandwidth in the optimizer step"),
     "jitter": Constant(0.15, "cv", "assumed", "coefficient of variation of batch times, teacher and student"),
-    "expert_imbalance": Constant(1.0, "factor", "assumed", "routed tokens of the fullest rank over the mean; 1.2-2 in real runs"),
-}  # fmt: skip
+    "expert_imbalance": Constant(
+        1.0, "factor", "assumed", "routed tokens of the fullest rank over the mean; 1.2-2 in real runs"
+    ),
+}
 
 
 FULL_LOGITS_BYTES: dict[str, float] = {

@@ -32,12 +32,18 @@ def usable(work: Workload, role: str) -> Term:
     ranks = work.ranks_per_replica if role == "teacher" else work.student_ranks
     groups = (1 if ranks > 1 else 0) + (1 if work.replicate > 1 and role != "teacher" else 0)
     return term(
-        "usable memory", "(total * (1 - margin) - context - fixed - first * min(groups, 1) - more * max(groups - 1, 0)) / reserve",
+        "usable memory",
+        "(total * (1 - margin) - context - fixed - first * min(groups, 1) - more * max(groups - 1, 0)) / reserve",
         "driver total; overheads as published (see the constants)",
-        total=gpu.memory_bytes, margin=constant("margin"), context=constant("context_gib") * GIB,
-        first=constant("first_communicator_gib") * GIB, more=constant("communicator_gib") * GIB, groups=groups,
-        reserve=work.efficiency.reserve, fixed=work.efficiency.fixed_gib * GIB,
-    )  # fmt: skip
+        total=gpu.memory_bytes,
+        margin=constant("margin"),
+        context=constant("context_gib") * GIB,
+        first=constant("first_communicator_gib") * GIB,
+        more=constant("communicator_gib") * GIB,
+        groups=groups,
+        reserve=work.efficiency.reserve,
+        fixed=work.efficiency.fixed_gib * GIB,
+    )
 
 
 def gpu_of(work: Workload, role: str) -> Gpu:

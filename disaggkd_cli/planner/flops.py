@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from disaggkd_cli.planner import loss as loss_model
-from disaggkd_cli.planner.memory import loss_work
+from disaggkd_cli.planner.components import loss_work
 from disaggkd_cli.planner.parameters import count_parameters
 from disaggkd_cli.planner.shapes import GatedDeltaNet, LatentAttention, LayerShape, ModelShape
 from disaggkd_cli.planner.terms import Term, term
@@ -33,9 +33,12 @@ def forward_flops(shape: ModelShape, sequence: int) -> Term:
     """Operations of one token's forward through the layers; embedding and head are apart."""
     attention = sum(mixer_flops(layer, sequence) * count for layer, count in shape.layer_kinds().items())
     return term(
-        f"forward FLOPs of {shape.name}", "2 * N_act + attention", _ATTENTION,
-        N_act=count_parameters(shape).active_layers, attention=attention,
-    )  # fmt: skip
+        f"forward FLOPs of {shape.name}",
+        "2 * N_act + attention",
+        _ATTENTION,
+        N_act=count_parameters(shape).active_layers,
+        attention=attention,
+    )
 
 
 def teacher_flops(work: Workload) -> Term:
@@ -55,6 +58,11 @@ def student_flops(work: Workload, *, fused: bool = True) -> Term:
             work.rows, student.vocabulary, teacher.vocabulary, student.hidden, teacher.hidden, work.divergence
         ).flops_per_row
     return term(
-        "student FLOPs", "passes * forward + supervised * loss", "backward is twice forward; checkpointing adds one forward",
-        passes=4 if work.checkpointing else 3, forward=forward.value, supervised=work.supervised, loss=per_row,
-    )  # fmt: skip
+        "student FLOPs",
+        "passes * forward + supervised * loss",
+        "backward is twice forward; checkpointing adds one forward",
+        passes=4 if work.checkpointing else 3,
+        forward=forward.value,
+        supervised=work.supervised,
+        loss=per_row,
+    )

@@ -45,14 +45,16 @@ def frontier_svg(plan: Plan) -> str:
         "Dashed: what is usable, and the micro-batch of this config."
     )
     return (
-        f'<figure><svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="memory against micro-batch">{"".join(parts)}</svg>'
+        f'<figure><svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="memory against micro-batch">'
+        f"{''.join(parts)}</svg>"
         f'<p class="legend">{legend}</p><figcaption>{caption}</figcaption></figure>'
     )
 
 
 def _axes(first: float, last: float, top: float) -> str:
     parts = [
-        f'<rect x="{_LEFT}" y="{_TOP}" width="{_WIDTH - _LEFT - _RIGHT}" height="{_HEIGHT - _TOP - _BOTTOM}" class="frame"/>'
+        f'<rect x="{_LEFT}" y="{_TOP}" width="{_WIDTH - _LEFT - _RIGHT}" '
+        f'height="{_HEIGHT - _TOP - _BOTTOM}" class="frame"/>'
     ]
     every = max(1, math.ceil((last - first) / 6))
     for exponent in range(math.ceil(first), math.floor(last) + 1, every):
@@ -61,7 +63,8 @@ def _axes(first: float, last: float, top: float) -> str:
         parts.append(f'<text x="{x:.1f}" y="{_HEIGHT - 24}" text-anchor="middle">{label}</text>')
         parts.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP}" y2="{_HEIGHT - _BOTTOM}" class="grid"/>')
     parts.append(
-        f'<text x="{(_LEFT + _WIDTH) / 2}" y="{_HEIGHT - 5}" text-anchor="middle">tokens of a micro-batch, per rank</text>'
+        f'<text x="{(_LEFT + _WIDTH) / 2}" y="{_HEIGHT - 5}" text-anchor="middle">'
+        "tokens of a micro-batch, per rank</text>"
     )
     step = 2 ** math.floor(math.log2(top / 2**30 / 3))
     for index in range(int(top / 2**30 // step) + 1):

@@ -1,5 +1,4 @@
-"""Memory and matrix-product work of the loss: over full logits, and fused in windows of rows and shards of the
-vocabulary."""
+"""Memory and matrix-product work of the loss: over full logits, and fused in windows of rows and shards."""
 
 from __future__ import annotations
 
@@ -34,9 +33,13 @@ def full_logits(
 ) -> LossWork:
     """The loss over full logits, `loss.implementation: full`: `2 V (3 H_s + H_t)` FLOPs a row."""
     scratch = term(
-        "full logits", "c * R * V", "c traced with MemTracker on our reference loss, float32 logits",
-        c=FULL_LOGITS_BYTES[divergence], R=rows, V=max(student_vocabulary, teacher_vocabulary),
-    )  # fmt: skip
+        "full logits",
+        "c * R * V",
+        "c traced with MemTracker on our reference loss, float32 logits",
+        c=FULL_LOGITS_BYTES[divergence],
+        R=rows,
+        V=max(student_vocabulary, teacher_vocabulary),
+    )
     flops = 6.0 * student_width * student_vocabulary + 2.0 * teacher_width * teacher_vocabulary
     return LossWork(scratch, flops)
 
@@ -80,9 +83,11 @@ def fused(
     )
     tiling = _tiling(shape, memory_budget)
     scratch = term(
-        "fused-loss scratch", "scratch", "the tiling that the loss chooses within loss.memory_budget (losses/tiling.py)",
+        "fused-loss scratch",
+        "scratch",
+        "the tiling that the loss chooses within loss.memory_budget (losses/tiling.py)",
         scratch=tiling.scratch_bytes,
-    )  # fmt: skip
+    )
     return LossWork(scratch, tiling.gemm_flops / max(rows, 1), tiling.window, tiling.shard)
 
 

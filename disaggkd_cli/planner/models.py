@@ -27,7 +27,7 @@ def load_preset(name: str) -> dict[str, Any]:
 
 
 def resolve_model(model: str, key: str) -> ModelShape:
-    """Return the shape of `model`: a path, a hub name in the local cache, a preset's name, or a hub name that a preset stands for.
+    """Return the shape of `model`: a path, a hub name (in the local cache, or of a preset), or a preset's name.
 
     Local files win over presets, so that an edited config.json is what is planned.
 

@@ -1,11 +1,9 @@
-"""Published and traced memory figures of other trainers, and the same closed forms evaluated for them: the validation set.
+"""Published and traced memory figures of other trainers, and the same closed forms for them: the validation set.
 
-What was fitted: the bytes per logit (14, 12, 4, 24) and the saved sets of compiled and selectively checkpointed
-layers were chosen by
-reading code with these tables in sight. What was not: parameter counts, states, saved sets of eager layers, FSDP's
-working set.
-Sources: torchtitan docs (TT), torchtune's memory tables (TU), FSDPMemTracker with a fake process group, torch 2.13
-    (MT).
+What was fitted: the bytes per logit (14, 12, 4, 24) and the saved sets of compiled and selectively checkpointed layers
+were chosen by reading code with these tables in sight. What was not: parameter counts, states, saved sets of eager
+layers, FSDP's working set. Sources: torchtitan's documents (TT), torchtune's memory tables (TU), FSDPMemTracker with a
+fake process group and torch 2.13 (MT).
 """
 
 from __future__ import annotations
@@ -30,8 +28,7 @@ class PublishedRow:
         state_bytes: per parameter and shard, at the fullest moment.
         logit_bytes: per token and vocabulary entry.
         extra: further terms: `fsdp` (whole root), `reserved` (root, head gradient, 6 bytes a parameter of the largest
-            layer),
-            `last_layer` (one layer's saved set).
+            layer), `last_layer` (one layer's saved set).
         masked: attention got a [S, S] mask.
     """
 

@@ -52,7 +52,8 @@ def _facts(plan: Plan) -> str:
     gpu = cluster.student_gpu.name
     where = gpu if gpu == cluster.teacher_gpu.name else f"{gpu} and {cluster.teacher_gpu.name} for teachers"
     return (
-        f'<p class="facts">{"; ".join(sides)}. {escape(where)}, {cluster.gpus_per_node} a node, {cluster.nic_gb_per_s * 8:g} Gbit/s a GPU. '
+        f'<p class="facts">{"; ".join(sides)}. {escape(where)}, {cluster.gpus_per_node} a node, '
+        f"{cluster.nic_gb_per_s * 8:g} Gbit/s a GPU. "
         f"Micro-batch {work.micro_batch_tokens:,} tokens of {work.sequence:,}, "
         f"{'full' if work.checkpointing else 'no'} activation "
         f"checkpointing, {escape(work.divergence.replace('_', ' '))}.</p>"
@@ -62,7 +63,9 @@ def _facts(plan: Plan) -> str:
 def _verdict(plan: Plan) -> str:
     mode = plan.verdict.mode
     headline = "Nothing fits" if mode is None else f"Take: {TITLES[mode]}"
-    return f'<section class="verdict {"bad" if mode is None else "good"}"><h2>{headline}</h2><p>{escape(plan.verdict.reason[:1].upper() + plan.verdict.reason[1:])}.</p></section>'
+    reason = escape(plan.verdict.reason[:1].upper() + plan.verdict.reason[1:])
+    kind = "bad" if mode is None else "good"
+    return f'<section class="verdict {kind}"><h2>{headline}</h2><p>{reason}.</p></section>'
 
 
 def _card(plan: Plan, one: ModePlan) -> str:
@@ -82,7 +85,8 @@ def _card(plan: Plan, one: ModePlan) -> str:
         f"<li>bottleneck: {escape(one.timing.bottleneck)}</li>" if one.fits else f"<li>{escape(one.why_not or '')}</li>"
     )
     return (
-        f'<article class="card{chosen}"><h3>{TITLES[one.mode]}</h3><p class="big {"yes" if one.fits else "no"}">{speed}</p>'
+        f'<article class="card{chosen}"><h3>{TITLES[one.mode]}</h3>'
+        f'<p class="big {"yes" if one.fits else "no"}">{speed}</p>'
         f"<ul><li>{gpus}</li>{lines}{bottleneck}<li>largest micro-batch (tokens): "
         f"{tokens_text(one.max_micro_batch_tokens)}</li></ul></article>"
     )
@@ -101,7 +105,8 @@ def _legend(plan: Plan) -> str:
         for name, colour in COMPONENT_COLOURS.items()
         if name in names
     )
-    return f'<section><h2>Memory of one rank, by phase</h2><p class="legend">{items}<span><i class="limit"></i>usable</span></p></section>'
+    items += '<span><i class="limit"></i>usable</span>'
+    return f'<section><h2>Memory of one rank, by phase</h2><p class="legend">{items}</p></section>'
 
 
 def _memory(one: ModePlan) -> str:
@@ -152,10 +157,13 @@ def _traffic(plan: Plan) -> str:
     )
     return (
         "<section><h2>What travels</h2>"
-        f'<div class="flow"><div class="box teacher"><b>{work.replicas} × teacher</b>{escape(work.teacher.name)}<small>{teacher_loop}</small></div>'
-        f'<div class="arrow"><span>hidden states: <b>{flow.hidden_states.value:,.0f} B a token</b>, {rate * flow.hidden_states.value / 1e9:,.2f} GB/s in all</span>'
+        f'<div class="flow"><div class="box teacher"><b>{work.replicas} × teacher</b>'
+        f"{escape(work.teacher.name)}<small>{teacher_loop}</small></div>"
+        f'<div class="arrow"><span>hidden states: <b>{flow.hidden_states.value:,.0f} B a token</b>, '
+        f"{rate * flow.hidden_states.value / 1e9:,.2f} GB/s in all</span>"
         f"<i></i><span>requests: {flow.request.value:,.1f} B a token</span></div>"
-        f'<div class="box student"><b>{work.student_ranks} × student</b>{escape(work.student.name)}<small>FSDP moves {format_bytes(flow.fsdp.value)} '
+        f'<div class="box student"><b>{work.student_ranks} × student</b>{escape(work.student.name)}'
+        f"<small>FSDP moves {format_bytes(flow.fsdp.value)} "
         f"a micro-batch at {collective_rate(work.cluster, work.shard_ranks, work.cluster.student_gpu):,.0f} "
         "GB/s</small></div></div>"
         f"<p>Full logits would take {flow.logits.value:,.0f} B a token "

@@ -103,9 +103,13 @@ def _modes_table(plan: Plan) -> Table:
         table.add_row(
             Text(TITLES[name], style="bold" if name == plan.verdict.mode else ""),
             Text("yes", style="green") if one.fits else Text("no", style="red"),
-            _gpus(one), peaks, phases, per_second(one.timing.tokens_per_second) if one.fits else "-",
-            one.timing.bottleneck if one.fits else "-", tokens_text(one.max_micro_batch_tokens),
-        )  # fmt: skip
+            _gpus(one),
+            peaks,
+            phases,
+            per_second(one.timing.tokens_per_second) if one.fits else "-",
+            one.timing.bottleneck if one.fits else "-",
+            tokens_text(one.max_micro_batch_tokens),
+        )
     return table
 
 
@@ -190,9 +194,12 @@ def _splits_table(plan: Plan) -> Table:
         table.add_column(name, justify="right")
     for split in plan.splits:
         table.add_row(
-            str(split.student_ranks), f"{split.replicas} x {split.ranks_per_replica}", per_second(split.tokens_per_second),
-            split.bottleneck, f"{split.rounding_loss:.0%}",
-        )  # fmt: skip
+            str(split.student_ranks),
+            f"{split.replicas} x {split.ranks_per_replica}",
+            per_second(split.tokens_per_second),
+            split.bottleneck,
+            f"{split.rounding_loss:.0%}",
+        )
     return table
 
 

@@ -1,8 +1,9 @@
-"""A discrete-event simulation of teachers, student ranks and rings, with jitter, slow nodes and failures: the closed form's witness.
+"""A discrete-event simulation of teachers, student ranks and rings, with jitter, slow nodes and failures.
 
 Student ranks work in step (FSDP's collectives hold them together), so a step has one time, that of the slowest. Each
-keeps `ring_depth` slots; a request goes out when a slot is
-free, the least loaded teacher answers it, and the slot is freed when the micro-batch that used it is done.
+keeps `ring_depth` slots; a request goes out when a slot is free, the teacher that is free first answers it, and the
+slot
+is freed when the micro-batch that used it is done.
 """
 
 from __future__ import annotations
@@ -141,10 +142,17 @@ def simulate_workload(work: Workload, scenario: Scenario = SCENARIOS[0], steps: 
     row_bytes = traffic(work).hidden_states.value * work.rows
     servers = work.replicas * (1 if work.parallelism == "tensor" else work.ranks_per_replica)
     return simulate(
-        work.student_ranks, servers, work.ring_depth, timing.student.value, timing.teacher.value,
-        transfer_seconds=row_bytes / (link_rate(work.cluster) * 1e9), jitter=work.efficiency.jitter, steps=steps,
-        scenario=scenario, tokens=work.micro_batch_tokens,
-    )  # fmt: skip
+        work.student_ranks,
+        servers,
+        work.ring_depth,
+        timing.student.value,
+        timing.teacher.value,
+        transfer_seconds=row_bytes / (link_rate(work.cluster) * 1e9),
+        jitter=work.efficiency.jitter,
+        steps=steps,
+        scenario=scenario,
+        tokens=work.micro_batch_tokens,
+    )
 
 
 def simulate_plan(plan: Plan) -> list[Simulated]:

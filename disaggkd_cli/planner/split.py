@@ -53,9 +53,11 @@ def splits(work: Workload, gpus: int) -> list[Split]:
         if students < 1:
             break
         changed = work.with_(
-            student_ranks=students, replicas=replicas, ranks_per_replica=smallest,
+            student_ranks=students,
+            replicas=replicas,
+            ranks_per_replica=smallest,
             replicate=work.replicate if students % work.replicate == 0 else 1,
-        )  # fmt: skip
+        )
         if not fits(changed, "disaggregated_fused"):
             continue
         changed = changed.with_(ring_depth=max(work.ring_depth, recommended_ring_depth(changed)))

@@ -11,9 +11,13 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 _BINARY = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv, ast.Pow: operator.pow,
-}  # fmt: skip
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Pow: operator.pow,
+}
 _CALLS = {"max": max, "min": min, "sqrt": math.sqrt, "log": math.log, "ceil": math.ceil}
 
 

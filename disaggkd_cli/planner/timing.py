@@ -42,16 +42,25 @@ def student_time(work: Workload, *, fused: bool = True) -> Term:
     flow = traffic(work)
     per_logit = FUSED_LOGIT_TRAFFIC if fused else 2 * FULL_LOGITS_BYTES[work.divergence]
     return term(
-        "student micro-batch", "max(T * F_s / (P * e_s), gathers / B) + R * V * c / M + 28 * N / W / (M * A)",
+        "student micro-batch",
+        "max(T * F_s / (P * e_s), gathers / B) + R * V * c / M + 28 * N / W / (M * A)",
         "matrix products against FSDP's collectives, whichever is longer; memory traffic of the loss's "
         "pointwise part (c bytes a "
         "logit, derived); AdamW's pass over its states once per step",
-        R=work.rows, V=work.student.vocabulary, c=per_logit,
-        T=work.micro_batch_tokens, F_s=student_flops(work, fused=fused).value, P=gpu.flops, e_s=work.efficiency.student,
+        R=work.rows,
+        V=work.student.vocabulary,
+        c=per_logit,
+        T=work.micro_batch_tokens,
+        F_s=student_flops(work, fused=fused).value,
+        P=gpu.flops,
+        e_s=work.efficiency.student,
         gathers=flow.fsdp.value + flow.vocabulary_parallel.value,
-        B=collective_rate(cluster, work.shard_ranks, gpu) * _GB, N=work.student_parameters.total, W=work.shard_ranks,
-        M=gpu.hbm_tb_per_s * 1e12 * constant("hbm_efficiency"), A=work.accumulation,
-    )  # fmt: skip
+        B=collective_rate(cluster, work.shard_ranks, gpu) * _GB,
+        N=work.student_parameters.total,
+        W=work.shard_ranks,
+        M=gpu.hbm_tb_per_s * 1e12 * constant("hbm_efficiency"),
+        A=work.accumulation,
+    )
 
 
 def teacher_time(work: Workload) -> Term:
@@ -60,22 +69,33 @@ def teacher_time(work: Workload) -> Term:
     tensor = work.parallelism == "tensor"
     gathered = 0 if tensor else work.teacher_bytes * work.teacher_parameters.backbone * (ranks - 1) / ranks
     return term(
-        "teacher micro-batch", "max(T * F_t / (P * e_t) / t, gathers / B)",
+        "teacher micro-batch",
+        "max(T * F_t / (P * e_t) / t, gathers / B)",
         "forward of the backbone; a replica sharded with FSDP gathers it for every micro-batch",
-        T=work.micro_batch_tokens, F_t=teacher_flops(work).value, P=gpu.flops, e_t=work.efficiency.teacher,
-        t=ranks if tensor else 1, gathers=gathered, B=collective_rate(work.cluster, ranks, gpu) * _GB,
-    )  # fmt: skip
+        T=work.micro_batch_tokens,
+        F_t=teacher_flops(work).value,
+        P=gpu.flops,
+        e_t=work.efficiency.teacher,
+        t=ranks if tensor else 1,
+        gathers=gathered,
+        B=collective_rate(work.cluster, ranks, gpu) * _GB,
+    )
 
 
 def colocated_teacher_time(work: Workload) -> Term:
     """Seconds of the teacher's forward for one micro-batch on one colocated rank."""
     cluster, gpu = work.cluster, work.cluster.student_gpu
     return term(
-        "teacher micro-batch", "max(T * F_t / (P * e_t), gathers / B)",
+        "teacher micro-batch",
+        "max(T * F_t / (P * e_t), gathers / B)",
         "forward of the backbone against gathering it from all ranks, whichever is longer",
-        T=work.micro_batch_tokens, F_t=teacher_flops(work).value, P=gpu.flops, e_t=work.efficiency.teacher,
-        gathers=traffic(work).colocated_teacher.value, B=collective_rate(cluster, work.student_ranks, gpu) * _GB,
-    )  # fmt: skip
+        T=work.micro_batch_tokens,
+        F_t=teacher_flops(work).value,
+        P=gpu.flops,
+        e_t=work.efficiency.teacher,
+        gathers=traffic(work).colocated_teacher.value,
+        B=collective_rate(cluster, work.student_ranks, gpu) * _GB,
+    )
 
 
 def colocated_timing(work: Workload, *, fused: bool) -> Timing:
@@ -120,20 +140,22 @@ def disaggregated_timing(work: Workload) -> Timing:
     lost = ring_loss(work.efficiency.jitter, waiting, others[1] / others[0] - 1) if work.ring_depth > 1 else 0.0
     rate = rates[bottleneck] * (1 - lost)
     return Timing(
-        teacher, student, rates, bottleneck, rate,
-        max(0.0, 1 - rate / rates["student"]), max(0.0, 1 - rate / rates["teacher"]),
-    )  # fmt: skip
+        teacher,
+        student,
+        rates,
+        bottleneck,
+        rate,
+        max(0.0, 1 - rate / rates["student"]),
+        max(0.0, 1 - rate / rates["teacher"]),
+    )
 
 
 def ring_loss(jitter: float, slots: float, slack: float) -> float:
     """Share of the throughput lost to jitter, with `slots` batches of buffer and a partner that is `slack` faster.
 
     From two slots on, the heavy-traffic form of a bounded queue between two stages of variation `jitter`, its
-    constant fitted to
-    simulations (without slack: `1.2 jitter^2 / slots`). With one, each batch takes the longer of the two stages'
-    times. Tested
-    against `simulate.py`.
-    """
+    constant fitted to simulations (without slack: `1.2 jitter^2 / slots`). With one, each batch takes the longer of
+    the two stages' times. Tested against `simulate.py`."""
     if jitter <= 0:
         return 0.0
     if slots >= 2:

@@ -33,21 +33,33 @@ def traffic(work: Workload) -> Traffic:
         logits=term("logits", "2 * V_t", "bfloat16 logits of one row, for comparison", V_t=vocabulary),
         top_k=term("top-64", "6 * k", "int32 id and bfloat16 value, for comparison; exact only for k = V", k=64),
         request=term(
-            "request", "4 + 4 * supervised + 4 / S", "int32 token ids, row indices, and one length a document",
-            supervised=work.supervised, S=work.sequence,
+            "request",
+            "4 + 4 * supervised + 4 / S",
+            "int32 token ids, row indices, and one length a document",
+            supervised=work.supervised,
+            S=work.sequence,
         ),
         fsdp=_fsdp(work),
         colocated_teacher=term(
-            "teacher all-gather", "b_t * N_t * (W - 1) / W", "colocated: the whole backbone once per micro-batch, forward only",
-            b_t=work.teacher_bytes, N_t=work.teacher_parameters.backbone, W=work.student_ranks,
+            "teacher all-gather",
+            "b_t * N_t * (W - 1) / W",
+            "colocated: the whole backbone once per micro-batch, forward only",
+            b_t=work.teacher_bytes,
+            N_t=work.teacher_parameters.backbone,
+            W=work.student_ranks,
         ),
         vocabulary_parallel=term(
-            "vocabulary-parallel rows", "(G - 1) * R * (H_s * b + H_t * b_t) + 2 * (G - 1) * R * H_s * b",
+            "vocabulary-parallel rows",
+            "(G - 1) * R * (H_s * b + H_t * b_t) + 2 * (G - 1) * R * H_s * b",
             "rows gathered to every shard of the heads, and the gradients of the student's rows reduced",
-            G=work.student_ranks if work.vocabulary_parallel else 1, R=work.rows, H_s=work.student.hidden, H_t=width,
-            b=work.student_bytes, b_t=work.teacher_bytes,
+            G=work.student_ranks if work.vocabulary_parallel else 1,
+            R=work.rows,
+            H_s=work.student.hidden,
+            H_t=width,
+            b=work.student_bytes,
+            b_t=work.teacher_bytes,
         ),
-    )  # fmt: skip
+    )
 
 
 def _fsdp(work: Workload) -> Term:
@@ -56,12 +68,18 @@ def _fsdp(work: Workload) -> Term:
     if work.replicate > 1:
         formula += " + 2 * 4 * trained * N / W * (C - 1) / C"
     return term(
-        "FSDP collectives", formula,
+        "FSDP collectives",
+        formula,
         "all-gather in forward, again in backward (the root stays whole), reduce-scatter of float32 "
         "gradients on the last micro-batch",
-        b=work.student_bytes, N=parameters.total, N_layers=parameters.layers, trained=work.trained,
-        W=work.shard_ranks, C=work.replicate, reduced=1 / work.accumulation,
-    )  # fmt: skip
+        b=work.student_bytes,
+        N=parameters.total,
+        N_layers=parameters.layers,
+        trained=work.trained,
+        W=work.shard_ranks,
+        C=work.replicate,
+        reduced=1 / work.accumulation,
+    )
 
 
 def collective_rate(cluster: Cluster, ranks: int, gpu: Gpu) -> float:

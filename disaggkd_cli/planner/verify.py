@@ -1,10 +1,8 @@
 """`--verify`: trace the student's step on fake tensors with FSDP's memory tracker, and set it beside the closed form.
 
-The traced step is the trainer's own: the same sharding, the same loss. What differs from a run on GPUs is said in the
-output: the
-pointwise part of the loss runs eagerly, delta nets take transformers' own code, and long runs are cut to a few layers
-and tokens
-(the closed form is then evaluated for the same cut). Needs torch; takes seconds to minutes on a CPU, and no memory
+The traced step has the trainer's own sharding and its full-logits loss. What differs from a run on GPUs: the fused loss
+is stood in for by what it allocates, delta nets take transformers' own code, and long runs are cut to a few layers and
+tokens (the closed form is then evaluated for the same cut). Needs torch; takes tens of seconds on a CPU, and no memory
 for weights.
 """
 
@@ -99,9 +97,18 @@ def cut(work: Workload) -> Workload:
         tokens = min(tokens, 2048)
     cluster: Cluster = replace(work.cluster, device="cpu")
     return work.with_(
-        student=shape, micro_batch_tokens=tokens, sequence=sequence, delta_kernel="torch", cluster=cluster,
-        supervised=1.0, vocabulary_parallel=False, replicate=1, accumulation=1, trained=1.0, head_trained=True,
-    )  # fmt: skip
+        student=shape,
+        micro_batch_tokens=tokens,
+        sequence=sequence,
+        delta_kernel="torch",
+        cluster=cluster,
+        supervised=1.0,
+        vocabulary_parallel=False,
+        replicate=1,
+        accumulation=1,
+        trained=1.0,
+        head_trained=True,
+    )
 
 
 def verify(work: Workload, fields: dict[str, Any]) -> Verified:

@@ -222,9 +222,14 @@ def _write_run(directory: Path, teachers: bool) -> None:
     lines = []
     for step in range(1, 11):
         line = {
-            "step": step, "loss": 1.0, "step_seconds": 2.0, "stall_seconds": 0.5, "supervised_tokens": 1000,
-            "peak_memory_bytes": 5_000_000, "tokens_per_second": 1.0,
-        }  # fmt: skip
+            "step": step,
+            "loss": 1.0,
+            "step_seconds": 2.0,
+            "stall_seconds": 0.5,
+            "supervised_tokens": 1000,
+            "peak_memory_bytes": 5_000_000,
+            "tokens_per_second": 1.0,
+        }
         if teachers:
             line["teachers"] = {
                 "teacher 0": {"rows": 1000 * step, "received_bytes": 1000 * step * 32, "idle_share": 0.25}

@@ -124,9 +124,14 @@ def test_closed_form_of_the_ring_against_simulation(jitter, slack, depth):
 )
 def test_rate_of_pools_against_simulation(ranks, replicas, depth):
     work = toy_work(
-        teacher=resolve_model("qwen3-32b", "t"), student=resolve_model("qwen3-1.7b", "s"), student_ranks=ranks, replicas=replicas,
-        ring_depth=depth, micro_batch_tokens=8192, sequence=4096,
-    )  # fmt: skip
+        teacher=resolve_model("qwen3-32b", "t"),
+        student=resolve_model("qwen3-1.7b", "s"),
+        student_ranks=ranks,
+        replicas=replicas,
+        ring_depth=depth,
+        micro_batch_tokens=8192,
+        sequence=4096,
+    )
     simulated = simulate_workload(work, steps=150 if ranks > 500 else 300).tokens_per_second
     assert disaggregated_timing(work).tokens_per_second == pytest.approx(simulated, rel=0.05)
 
@@ -171,9 +176,12 @@ def test_ratio_does_not_depend_on_the_speed_of_the_gpus(scale):
 
 def test_splits_use_all_gpus_and_put_the_best_first():
     work = toy_work(
-        teacher=resolve_model("qwen3-32b", "t"), student=resolve_model("qwen3-1.7b", "s"), micro_batch_tokens=8192, sequence=4096,
+        teacher=resolve_model("qwen3-32b", "t"),
+        student=resolve_model("qwen3-1.7b", "s"),
+        micro_batch_tokens=8192,
+        sequence=4096,
         checkpointing=True,
-    )  # fmt: skip
+    )
     found = splits(work, 16)
     assert found and all(one.student_ranks + one.replicas * one.ranks_per_replica == 16 for one in found)
     assert found == sorted(found, key=lambda one: -one.tokens_per_second)
