@@ -156,7 +156,7 @@ def _number(environment: Mapping[str, str], name: str, default: str | None = Non
     try:
         return int(text)
     except (TypeError, ValueError):
-        raise UserError(f"the launcher's variable {name} is {text!r}, which is no number; start under torchrun") from None
+        raise UserError(f"the launcher's variable {name} is {text!r}, no number; start under torchrun") from None
 
 
 def _from_supervisor(environment: Mapping[str, str]) -> Place:

@@ -77,7 +77,8 @@ def _run(
         logger.info(line)
         progress.say(line)
 
-    say(f"{place.size} student ranks, {config.teacher_ranks} teacher ranks; {threads_for(config, place)} CPU threads a rank")
+    threads = threads_for(config, place)
+    say(f"{place.size} student ranks, {config.teacher_ranks} teacher ranks; {threads} CPU threads a rank")
     parts = build_parts(config, say)
     module, optimizer = build_module(config, parts, device, say)
     checkpoint = choose_checkpoint(directory.checkpoints, resume, parts.identity, say)

@@ -169,6 +169,8 @@ def _for_a_run(config: Config) -> Iterator[str]:
         yield from _data_path("data.train", config.data.train)
     if isinstance(config.data.eval, str):
         yield from _data_path("data.eval", config.data.eval)
+    if config.data.chat_template:
+        yield from _data_path("data.chat_template", config.data.chat_template)
     if config.teacher.cache:
         yield "teacher.cache: recorded hidden states are not available in this version; remove the key"
     if config.loss.vocabulary_parallel:

@@ -28,7 +28,9 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "loss.implementation": ("fused", "full"),
     "data.format": ("auto", "text", "jsonl", "parquet", "dataset"),
     "data.packing": ("auto", "on", "off"),
-    "data.long_documents": ("split", "drop", "error"),
+    "data.long_documents": ("auto", "split", "drop", "error"),
+    "data.records": ("auto", "text", "prompt_completion", "messages"),
+    "data.text_documents": ("file", "sections"),
     "train.schedule": ("cosine", "linear", "constant"),
     "train.on_save_error": ("stop", "warn"),
     "transport.dtype": ("bfloat16", "float16", "float32", "float8"),
@@ -152,8 +154,18 @@ class DataConfig:
     packing: str = "auto"
     """auto packs several documents into a row where the models keep them apart; on insists, off never packs."""
 
-    long_documents: str = "split"
-    """A document longer than sequence_length: split (goes on in the next sequence), drop (counted and said), error."""
+    long_documents: str = "auto"
+    """A document longer than sequence_length: split (goes on in the next sequence), drop (counted and said), error.
+    auto splits text; prompts and chats are dropped up to one in twenty, with a warning, and refused above that."""
+
+    records: str = "auto"
+    """Which fields of a record count: text, prompt_completion, messages; auto takes those that are there."""
+
+    text_documents: str = "file"
+    """What one document of a plain text file is: the whole file, or its sections between blank lines."""
+
+    chat_template: str | None = None
+    """A file with the chat template (Jinja) to use instead of the tokenizer's own."""
 
     eval_sequences: int | None = None
     """Evaluate on at most this many held-out sequences; null means all of them."""

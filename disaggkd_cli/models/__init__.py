@@ -1,4 +1,4 @@
-"""Causal language models: loading them, splitting them into backbone and head, and cutting a student out of a teacher."""
+"""Causal language models: loading them, splitting off their heads, and cutting a student out of a teacher."""
 
 from disaggkd_cli.models.fingerprint import model_fingerprint
 from disaggkd_cli.models.head import backbone_of, head_of, head_semantics, hidden_states, verify_split

@@ -95,8 +95,8 @@ def load_causal_lm(source: ModelSource, dtype: torch.dtype, key: str) -> nn.Modu
         raise UserError(f"{key}: {_unreadable(source, error)}") from None
     except Exception as error:  # safetensors raises its own class, which derives from Exception directly
         raise UserError(
-            f"{key}: the files in {source.name} are damaged or incomplete ({type(error).__name__}: {_one_line(error)}); "
-            "copy or download them again"
+            f"{key}: the files in {source.name} are damaged or incomplete ({type(error).__name__}: {_one_line(error)});"
+            " copy or download them again"
         ) from None
     finally:
         logging.getLogger("transformers").setLevel(previous)
