@@ -6,11 +6,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from disaggkd_cli.planner.fit import overflowing, roles_of, smallest_remedy
+from disaggkd_cli.planner.memory import colocated_rank, student_rank
 from disaggkd_cli.planner.timing import Timing
 from disaggkd_cli.planner.workload import Workload
 from disaggkd_cli.units import format_bytes
 
-_CLOSE = 0.05
+_CLOSE = 0.10
+"""Modes whose tokens per GPU-hour differ by less are equal: uncalibrated times are no better than that."""
+_SMALL_TEACHER = 10e9
+_FEW_NODES = 2
 _NAMES = {"colocated_full": "colocated with full logits", "colocated_fused": "colocated with the fused loss"}
 _NAMES["disaggregated_fused"] = "disaggregated with the fused loss"
 
@@ -29,20 +33,35 @@ def gpus_of(work: Workload, mode: str) -> int:
 
 
 def decide(modes: dict[str, tuple[Workload, bool, Timing]]) -> Verdict:
-    """Compare the fitting modes by tokens per GPU-second; colocated and fused wins ties within 5 %."""
+    """Compare the fitting modes by tokens per GPU-hour.
+
+    Among modes that are as good as equal the guide decides: a small teacher with a student on one or two nodes stays
+    colocated, which has fewer parts; a teacher of tens of billions of parameters, or a student across more nodes, goes
+    apart, which leaves each side its memory. Fused goes before full, since it takes less memory.
+    """
     fitting = {mode: entry for mode, entry in modes.items() if entry[1]}
     if not fitting:
         work, mode = modes["disaggregated_fused"][0], "disaggregated_fused"
         return Verdict(None, f"no mode fits; nearest is {_NAMES[mode]}: {why_not(work, mode)}")
     rate = {mode: timing.tokens_per_second / gpus_of(work, mode) for mode, (work, _, timing) in fitting.items()}
     best = max(rate, key=rate.get)
-    # Among modes as good as equal: fused before full (it takes less memory), together before apart (it has fewer
-    # parts).
-    for mode in ("colocated_fused", "colocated_full"):
+    near = stays_near(modes["colocated_fused"][0])
+    order = ("colocated_fused", "disaggregated_fused", "colocated_full")
+    for mode in order if near else ("disaggregated_fused", "colocated_fused", "colocated_full"):
         if rate.get(mode, 0.0) >= rate[best] * (1 - _CLOSE):
             best = mode
             break
     return Verdict(best, _reason(best, modes, rate))
+
+
+def stays_near(work: Workload) -> bool:
+    """Whether the guide keeps the teacher on the student's ranks: a small teacher, and a student on one or two
+    nodes."""
+    return work.teacher_parameters.total < _SMALL_TEACHER and _nodes(work) <= _FEW_NODES
+
+
+def _nodes(work: Workload) -> int:
+    return -(-work.student_ranks // work.cluster.gpus_per_node)
 
 
 def why_not(work: Workload, mode: str) -> str:
@@ -61,37 +80,42 @@ def why_not(work: Workload, mode: str) -> str:
 
 
 def _reason(best: str, modes: dict[str, tuple[Workload, bool, Timing]], rate: dict[str, float]) -> str:
-    work, _, timing = modes[best]
-    apart = "disaggregated_fused"
-    sentences = []
-    if best == apart:
-        colocated = modes["colocated_fused"]
-        if not colocated[1]:
-            sentences.append(
-                f"colocated does not fit even with the fused loss: {why_not(colocated[0], 'colocated_fused')}"
-            )
-        else:
-            gain = rate[apart] / rate["colocated_fused"] - 1
-            cause = _why_apart_is_faster(colocated[2])
-            sentences.append(f"{gain:.0%} more tokens per GPU-hour than colocated: {cause}")
-        nodes = -(-work.student_ranks // work.cluster.gpus_per_node)
-        if nodes > 2:
-            sentences.append(f"the student spans {nodes} nodes, where gathering the teacher as well is slowest")
-        sentences.append(f"the bottleneck is the {timing.bottleneck}")
+    if best == "disaggregated_fused":
+        sentences = _why_apart(modes, rate)
     else:
-        if apart in rate:
-            sentences.append(
-                f"the teacher is small enough to share the student's ranks: teachers apart would give "
-                f"{rate[apart] / rate[best] - 1:+.0%} tokens per GPU-hour, for more parts"
-            )
-        else:
-            sentences.append(f"teachers apart do not fit: {why_not(modes[apart][0], apart)}")
-        if best == "colocated_fused" and not modes["colocated_full"][1]:
-            sentences.append("full logits do not fit")
-    return "; ".join(sentences)
+        sentences = _why_together(best, modes, rate)
+    return "; ".join([*sentences, f"the bottleneck is the {modes[best][2].bottleneck}"])
 
 
-def _why_apart_is_faster(colocated: Timing) -> str:
-    if colocated.bottleneck == "gathering the teacher's weights":
-        return "a colocated teacher must be gathered for every micro-batch, which takes longer than its forward"
-    return "teacher and student compute at the same time and each keeps its own memory"
+def _why_apart(modes: dict[str, tuple[Workload, bool, Timing]], rate: dict[str, float]) -> list[str]:
+    colocated, fits, timing = modes["colocated_fused"]
+    if not fits:
+        return [f"colocated does not fit even with the fused loss: {why_not(colocated, 'colocated_fused')}"]
+    gain = rate["disaggregated_fused"] / rate["colocated_fused"] - 1
+    if gain > _CLOSE:
+        gathers = timing.bottleneck == "gathering the teacher's weights"
+        slow = "a colocated teacher is gathered for every micro-batch, which takes longer than its forward"
+        cause = slow if gathers else "teacher and student compute at the same time and each keeps its own memory"
+        return [f"{gain:.0%} more tokens per GPU-hour than colocated: {cause}"]
+    apart = modes["disaggregated_fused"][0]
+    freed = colocated_rank(colocated, fused=True).peak_bytes - student_rank(apart).peak_bytes
+    billions, nodes = colocated.teacher_parameters.total / 1e9, _nodes(apart)
+    sentences = [f"as many tokens per GPU-hour as colocated ({gain:+.0%})"]
+    if freed > 0:
+        sentences.append(f"{format_bytes(freed)} less on each student rank")
+    size = f"a teacher of {billions:,.0f} billion parameters"
+    sentences.append(f"{size} and a student on {nodes} node{'s' if nodes > 1 else ''} are better apart")
+    return sentences
+
+
+def _why_together(best: str, modes: dict[str, tuple[Workload, bool, Timing]], rate: dict[str, float]) -> list[str]:
+    apart = "disaggregated_fused"
+    if apart not in rate:
+        sentences = [f"teachers apart do not fit: {why_not(modes[apart][0], apart)}"]
+    else:
+        gain = rate[apart] / rate[best] - 1
+        why = "has fewer parts" if stays_near(modes[best][0]) else "leaves no GPU waiting"
+        sentences = [f"teachers apart would give {gain:+.0%} tokens per GPU-hour; sharing the student's ranks {why}"]
+    if best == "colocated_fused" and not modes["colocated_full"][1]:
+        sentences.append("full logits do not fit")
+    return sentences

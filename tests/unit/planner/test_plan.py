@@ -20,8 +20,11 @@ from disaggkd_cli.errors import UserError
 from disaggkd_cli.planner.command import EXIT_NOTHING_FITS, OPTION_HELP, PlanOptions, plan_command
 from disaggkd_cli.planner.fit import fits, frontier, smallest_remedy, with_tokens
 from disaggkd_cli.planner.inputs import workload_of
+from disaggkd_cli.planner.models import resolve_model
 from disaggkd_cli.planner.plan import as_json, make_plan
+from disaggkd_cli.planner.split import ideal_ratio
 from disaggkd_cli.planner.sweep import parse_sweep
+from disaggkd_cli.planner.timing import recommended_ring_depth
 from disaggkd_cli.planner.workload import MODES
 
 ROOT = Path(__file__).parents[3]
@@ -74,6 +77,38 @@ def test_larger_pairs_fit_apart_and_not_together(name):
     assert fitting == {"colocated_full": False, "colocated_fused": False, "disaggregated_fused": True}
     assert plan["recommendation"]["mode"] == "disaggregated_fused"
     assert "colocated does not fit even with the fused loss" in plan["recommendation"]["reason"]
+
+
+def balanced(student_ranks: int):
+    """A small pair with as many teachers as keep the student busy."""
+    work = toy_work(
+        teacher=resolve_model("qwen3-8b", "t"),
+        student=resolve_model("qwen3-0.6b", "s"),
+        micro_batch_tokens=32_768,
+        sequence=4096,
+        checkpointing=True,
+        student_ranks=student_ranks,
+    )
+    work = work.with_(replicas=round(ideal_ratio(work) * student_ranks))
+    return work.with_(ring_depth=recommended_ring_depth(work))
+
+
+def test_the_guide_decides_between_equals():
+    """A small teacher and one or two nodes: together. More nodes: apart. A clear difference wins anyway."""
+    near = make_plan(balanced(8), with_knobs=False)
+    assert near.verdict.mode == "colocated_fused"
+    assert "fewer parts" in near.verdict.reason
+    far = make_plan(balanced(32), with_knobs=False)
+    assert far.verdict.mode == "disaggregated_fused"
+    wasteful = balanced(32)
+    wasteful = make_plan(wasteful.with_(replicas=3 * wasteful.replicas), with_knobs=False)
+    assert wasteful.verdict.mode == "colocated_fused"
+
+
+def test_reference_pair_goes_apart_and_says_why(reference):
+    plan = make_plan(workload_of(reference), with_knobs=False)
+    assert plan.verdict.mode == "disaggregated_fused"
+    assert "less on each student rank" in plan.verdict.reason and "35 billion" in plan.verdict.reason
 
 
 def test_full_logits_need_more_ranks_than_the_fused_loss(reference):
@@ -170,7 +205,7 @@ def test_price_gives_cost(reference):
     reference.hardware.gpu_hour_price = 2.0
     one = as_json(make_plan(workload_of(reference)))["modes"]["colocated_fused"]
     assert one["cost_per_million_tokens"] == pytest.approx(2 * one["gpu_hours_per_million_tokens"])
-    assert one["gpu_hours_per_million_tokens"] == pytest.approx(8 * 1e6 / one["tokens_per_second"] / 3600)
+    assert one["gpu_hours_per_million_tokens"] == pytest.approx(16 * 1e6 / one["tokens_per_second"] / 3600)
 
 
 def test_sweep_values():
@@ -199,7 +234,7 @@ def test_sweep_plans_each_combination(reference):
 
 def test_config_becomes_the_workload(reference):
     work = workload_of(reference)
-    assert (work.student_ranks, work.ranks_per_replica, work.parallelism) == (8, 2, "tensor")
+    assert (work.student_ranks, work.ranks_per_replica, work.parallelism) == (16, 2, "tensor")
     assert (work.micro_batch_tokens, work.sequence, work.student_bytes, work.checkpointing) == (32_768, 8192, 2, True)
     assert (work.packed, work.memory_budget, work.wire_bytes) == (False, 1 << 30, 2.0)
     reference.transport.dtype = "float8"
