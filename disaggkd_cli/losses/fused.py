@@ -104,7 +104,8 @@ def fused_kd_loss(
         if any(needs):
             parts = _FusedLoss.apply(student_hidden, student_head.weight, bias, problem, normaliser)
         else:
-            parts = _parts(sweep(problem), problem, normaliser)
+            with torch.no_grad():
+                parts = _parts(sweep(problem), problem, normaliser)
     return LossOutput(*parts)
 
 

@@ -7,6 +7,8 @@ in place (bias, scale, soft cap), later into gradients in place.
 from __future__ import annotations
 
 import functools
+import itertools
+import types
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,6 +23,7 @@ COMPILE_FROM_ELEMENTS = 2**24
 _SMALLEST_COMPILED = 2
 """torch.compile treats sizes 0 and 1 as constants of their own; such tiles go the eager way, not to compile again."""
 _compiler_failed = False
+_numbers = itertools.count()
 
 
 @dataclass(frozen=True)
@@ -93,16 +96,29 @@ def _built(spec: PointwiseSpec) -> tuple[Callable, ...]:
 
 @functools.lru_cache(maxsize=32)
 def _compiled(spec: PointwiseSpec) -> tuple[Callable, ...]:
-    return tuple(torch.compile(function, dynamic=True, fullgraph=True) for function in _built(spec))
+    return tuple(torch.compile(_with_own_code(function), dynamic=True, fullgraph=True) for function in _built(spec))
+
+
+def _with_own_code(function: Callable) -> Callable:
+    """Return `function` with a code object of its own.
+
+    torch.compile keeps what it compiled by code object and gives up after a few variants; the kernels of all specs are
+    closures over the same code.
+    """
+    code = function.__code__.replace(co_name=f"{function.__name__}_{next(_numbers)}")
+    return types.FunctionType(code, function.__globals__, code.co_name, function.__defaults__, function.__closure__)
 
 
 def _compiled_or_eager(compiled: Callable, eager: Callable, *arguments: Tensor | None) -> tuple[Tensor, ...]:
     global _compiler_failed
     if _compiler_failed or min(arguments[0].shape) < _SMALLEST_COMPILED:
         return eager(*arguments)
+    from torch._dynamo.exc import TorchDynamoException
+    from torch._inductor.exc import InductorError
+
     try:
         return compiled(*arguments)
-    except (torch._dynamo.exc.TorchDynamoException, torch._inductor.exc.InductorError) as error:
+    except (TorchDynamoException, InductorError) as error:
         _compiler_failed = True
         warnings.warn(
             "torch.compile does not work here, so the pointwise part of the loss runs in eager torch: correct, but "
