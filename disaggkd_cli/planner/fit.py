@@ -57,7 +57,23 @@ def roles_of(work: Workload, mode: str) -> dict[str, RankMemory]:
         return {"colocated": colocated_rank(work, fused=False)}
     if mode == "colocated_fused":
         return {"colocated": colocated_rank(work, fused=True)}
-    return {"student": student_rank(work), "teacher": teacher_rank(work)}
+    student = {"student": student_rank(work)}
+    return student if work.cached else {**student, "teacher": teacher_rank(work)}
+
+
+def largest_teacher(work: Workload, mode: str) -> float:
+    """Parameters of the largest teacher with layers as wide as this one's that a mode can hold; 0: none.
+
+    Every further layer adds its share of the weights to each rank that holds the teacher, and nothing else.
+    """
+    role = "teacher" if mode == "disaggregated_fused" else "colocated"
+    if work.cached and role == "teacher":
+        return float("inf")
+    if role == "teacher" and "student" in overflowing(work, mode):
+        return 0.0
+    ranks = work.ranks_per_replica if role == "teacher" else work.student_ranks
+    spare = usable(work, role).value - roles_of(work, mode)[role].peak_bytes
+    return max(0.0, work.teacher_parameters.total + spare * ranks / work.teacher_bytes)
 
 
 def fits(work: Workload, mode: str) -> bool:

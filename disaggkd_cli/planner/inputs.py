@@ -66,6 +66,7 @@ def workload_of(config: Config, hardware: str | None = None, gpus: int | None = 
         ring_depth=config.transport.ring_depth,
         wire_bytes=_wire_bytes(config, teacher),
         delta_kernel="torch" if on_cpu else "fla",
+        cached=config.teacher.cache is not None,
         price_per_hour=config.hardware.gpu_hour_price or cluster.student_gpu.price_per_hour,
     )
 

@@ -57,6 +57,7 @@ def fused(
     *,
     device: str = "cuda",
     head_trained: bool = True,
+    compiled: bool = True,
 ) -> LossWork:
     """The fused loss: its scratch never exceeds `memory_budget`; the tile is the one that the loss itself chooses.
 
@@ -79,6 +80,7 @@ def fused(
         weight_copy=low and device == "cuda",
         weight_gradient=head_trained,
         sweeps=2 if divergence in _MIXTURES else 1,
+        compiled=compiled,
         device=device,
     )
     tiling = _tiling(shape, memory_budget)

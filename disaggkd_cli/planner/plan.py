@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from disaggkd_cli.planner.constants import CONSTANTS, ERROR_BANDS, NOT_MODELLED
-from disaggkd_cli.planner.fit import Knob, fits, frontier, knobs, roles_of, usable
+from disaggkd_cli.planner.fit import Knob, fits, frontier, knobs, largest_teacher, roles_of, usable
 from disaggkd_cli.planner.memory import RankMemory
 from disaggkd_cli.planner.split import Split, ideal_ratio, splits
 from disaggkd_cli.planner.terms import Term
@@ -27,6 +27,7 @@ class ModePlan:
     usable: dict[str, Term]
     timing: Timing
     max_micro_batch_tokens: int
+    max_teacher_parameters: float
     why_not: str | None
     knobs: list[Knob] = field(default_factory=list)
 
@@ -94,6 +95,7 @@ def _mode_plan(work: Workload, mode: str, with_knobs: bool) -> ModePlan:
         usable={role: usable(work, role) for role in ranks},
         timing=timing,
         max_micro_batch_tokens=frontier(work, mode),
+        max_teacher_parameters=largest_teacher(work, mode),
         why_not=None if fitting else why_not(work, mode),
         knobs=knobs(work, mode) if with_knobs else [],
     )
@@ -171,6 +173,9 @@ def _mode(one: ModePlan) -> dict[str, Any]:
         "idle_share": one.timing.idle_share,
         "gpu_hours_per_million_tokens": hours,
         "max_micro_batch_tokens": one.max_micro_batch_tokens,
+        "max_teacher_parameters": None
+        if one.max_teacher_parameters == float("inf")
+        else round(one.max_teacher_parameters),
         "what_moves_it": [
             {"change": knob.change, "max_micro_batch_tokens": knob.max_micro_batch_tokens} for knob in one.knobs
         ],

@@ -11,7 +11,7 @@ from disaggkd_cli.planner.explain import figures
 from disaggkd_cli.planner.html_frontier import frontier_svg
 from disaggkd_cli.planner.memory import Phase
 from disaggkd_cli.planner.plan import ModePlan, Plan
-from disaggkd_cli.planner.report_text import TITLES, per_second, tokens_text
+from disaggkd_cli.planner.report_text import TITLES, per_second, teacher_text, tokens_text
 from disaggkd_cli.planner.traffic import collective_rate, link_rate
 from disaggkd_cli.units import format_bytes
 
@@ -88,7 +88,8 @@ def _card(plan: Plan, one: ModePlan) -> str:
         f'<article class="card{chosen}"><h3>{TITLES[one.mode]}</h3>'
         f'<p class="big {"yes" if one.fits else "no"}">{speed}</p>'
         f"<ul><li>{gpus}</li>{lines}{bottleneck}<li>largest micro-batch (tokens): "
-        f"{tokens_text(one.max_micro_batch_tokens)}</li></ul></article>"
+        f"{tokens_text(one.max_micro_batch_tokens)}</li>"
+        f"<li>largest teacher: {teacher_text(one.max_teacher_parameters)}</li></ul></article>"
     )
 
 
@@ -157,7 +158,7 @@ def _traffic(plan: Plan) -> str:
     )
     return (
         "<section><h2>What travels</h2>"
-        f'<div class="flow"><div class="box teacher"><b>{work.replicas} × teacher</b>'
+        f'<div class="flow"><div class="box teacher"><b>{"recorded" if work.cached else work.replicas} × teacher</b>'
         f"{escape(work.teacher.name)}<small>{teacher_loop}</small></div>"
         f'<div class="arrow"><span>hidden states: <b>{flow.hidden_states.value:,.0f} B a token</b>, '
         f"{rate * flow.hidden_states.value / 1e9:,.2f} GB/s in all</span>"

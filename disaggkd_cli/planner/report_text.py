@@ -48,6 +48,13 @@ def tokens_text(tokens: int) -> str:
     return f"{tokens:,}" if tokens else "none fits"
 
 
+def teacher_text(parameters: float) -> str:
+    """The size of the largest teacher that fits."""
+    if parameters == float("inf"):
+        return "any"
+    return f"{parameters / 1e9:,.0f} B" if parameters else "none"
+
+
 def _heading(plan: Plan) -> Text:
     work = plan.work
     line = Text()
@@ -210,6 +217,11 @@ def _moves(plan: Plan) -> Text:
             text.append(f"{TITLES[name]}: ", style="bold")
             text.append(f"{one.why_not}\n")
     best = plan.modes[plan.verdict.mode or "disaggregated_fused"]
+    largest = ", ".join(
+        f"{teacher_text(one.max_teacher_parameters)} ({TITLES[name]})" for name, one in plan.modes.items()
+    )
+    text.append("largest teacher, layers as wide as these: ", style="dim")
+    text.append(largest + "\n")
     if best.knobs:
         text.append("largest micro-batch, ", style="dim")
         text.append(f"now {tokens_text(best.max_micro_batch_tokens)}: ", style="dim")

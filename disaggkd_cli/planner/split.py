@@ -26,6 +26,8 @@ class Split:
 
 def ideal_ratio(work: Workload) -> float:
     """Teacher GPUs per student GPU at which neither waits."""
+    if work.cached:
+        return 0.0
     timing = disaggregated_timing(work)
     per_teacher = timing.rates["teacher"] / work.teacher_ranks
     per_student = timing.rates["student"] / work.student_ranks
@@ -43,7 +45,7 @@ def smallest_replica(work: Workload) -> int | None:
 def splits(work: Workload, gpus: int) -> list[Split]:
     """The fitting splits of `gpus` GPUs, best first. The global batch changes with the student's ranks; the micro-
     batch stays."""
-    smallest = smallest_replica(work)
+    smallest = None if work.cached else smallest_replica(work)
     if smallest is None or gpus <= smallest:
         return []
     found: list[Split] = []

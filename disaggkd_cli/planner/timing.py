@@ -120,6 +120,9 @@ def disaggregated_timing(work: Workload) -> Timing:
     """Teacher and student work at the same time; the ring evens their jitter out."""
     teacher, student = teacher_time(work), student_time(work)
     tokens = work.micro_batch_tokens
+    if work.cached:
+        rate = work.student_ranks * tokens / student.value
+        return Timing(teacher, student, {"student": rate}, "student", rate, 0.0, 0.0)
     servers = work.replicas * (1 if work.parallelism == "tensor" else work.ranks_per_replica)
     row_bytes = traffic(work).hidden_states.value * work.supervised
     link = link_rate(work.cluster) * _GB
@@ -183,6 +186,8 @@ def _pair_loss(jitter: float, slack: float) -> float:
 
 def recommended_ring_depth(work: Workload) -> int:
     """The smallest depth that keeps every teacher busy and leaves two slots to even out jitter."""
+    if work.cached:
+        return 2
     teacher = teacher_time(work)
     timing = disaggregated_timing(work.with_(ring_depth=64))
     in_flight = timing.tokens_per_second * teacher.value / (work.student_ranks * work.micro_batch_tokens)

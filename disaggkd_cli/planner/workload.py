@@ -50,6 +50,7 @@ class Workload:
         packed: rows hold several documents.
         checkpointing: full activation checkpointing of the student's layers.
         delta_kernel: `fla` or `torch`.
+        cached: hidden states come from a directory, so there are no teacher ranks.
     """
 
     teacher: ModelShape
@@ -78,6 +79,7 @@ class Workload:
     ring_depth: int = 3
     wire_bytes: float = 2.0
     delta_kernel: str = "fla"
+    cached: bool = False
     optimizer_bytes: int = 8
     price_per_hour: float | None = None
 
@@ -96,7 +98,7 @@ class Workload:
 
     @property
     def teacher_ranks(self) -> int:
-        return self.replicas * self.ranks_per_replica
+        return 0 if self.cached else self.replicas * self.ranks_per_replica
 
     @property
     def rows(self) -> int:

@@ -206,6 +206,36 @@ def test_full_logit_bytes_are_those_of_our_reference_loss():
         assert ((d - c) - (b - a)) / (128 * 1024) == pytest.approx(expected, abs=0.1), divergence
 
 
+@pytest.mark.parametrize(("dtype_bytes", "divergence"), [(4, "forward_kl"), (2, "forward_kl"), (4, "jsd")])
+def test_fused_loss_stays_within_its_prediction(dtype_bytes, divergence):
+    """Peak of the real fused loss, forward and backward, beside its inputs: close below scratch, dH, dW and its
+    cast."""
+    from planner_loss_peak import peak_of_fused
+
+    rows, vocabulary, width, budget = 1024, 16_384, 64, 8 << 20
+    from disaggkd_cli.planner.loss import fused
+
+    work = fused(
+        rows,
+        vocabulary,
+        vocabulary,
+        width,
+        width,
+        divergence,
+        budget,
+        dtype_bytes,
+        dtype_bytes,
+        device="cpu",
+        compiled=False,
+    )
+    gradients = dtype_bytes * rows * width + 4 * vocabulary * width
+    cast = dtype_bytes * vocabulary * width if dtype_bytes == 2 else 0
+    predicted = gradients + max(work.scratch.value, cast)
+    measured = peak_of_fused(divergence, rows, vocabulary, width, budget, dtype_bytes)
+    assert measured <= predicted * 1.01
+    assert measured >= predicted * 0.5
+
+
 def test_a_deeper_model_costs_more():
     shallow, deep = (memory.student_rank(toy_work(student=toy_model(layers))) for layers in (2, 4))
     assert deep.peak_bytes > shallow.peak_bytes

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from rich.console import Console
 from disaggkd_cli.config import Config, load
 from disaggkd_cli.errors import UserError
 from disaggkd_cli.planner.command import EXIT_NOTHING_FITS, OPTION_HELP, PlanOptions, plan_command
-from disaggkd_cli.planner.fit import fits, frontier, smallest_remedy, with_tokens
+from disaggkd_cli.planner.fit import fits, frontier, largest_teacher, smallest_remedy, with_tokens
 from disaggkd_cli.planner.inputs import workload_of
 from disaggkd_cli.planner.models import resolve_model
 from disaggkd_cli.planner.plan import as_json, make_plan
@@ -122,6 +123,23 @@ def test_frontier_is_the_largest_that_fits():
         largest = frontier(work, mode)
         assert fits(with_tokens(work, largest), mode)
         assert not fits(with_tokens(work, largest + work.sequence), mode)
+
+
+def test_the_largest_teacher_fits_and_a_larger_one_does_not(reference):
+    work = workload_of(reference)
+    for mode in MODES[1:]:
+        largest = largest_teacher(work, mode)
+        share = (largest - work.teacher_parameters.total) / work.teacher_parameters.layers
+        for factor, expected in ((0.97, True), (1.03, False)):
+            layers = round(len(work.teacher.layers) * (1 + share * factor))
+            deeper = replace(work.teacher, layers=(work.teacher.layers * 20)[:layers])
+            assert fits(work.with_(teacher=deeper), mode) is expected
+
+
+def test_recorded_hidden_states_need_no_teacher_ranks(reference):
+    reference.teacher.cache = "somewhere"
+    one = as_json(make_plan(workload_of(reference), 16))["modes"]["disaggregated_fused"]
+    assert (list(one["ranks"]), one["gpus"], one["bottleneck"], one["stall_share"]) == (["student"], 16, "student", 0.0)
 
 
 def test_a_remedy_mends():
