@@ -132,13 +132,14 @@ def _open_tun(namespace: str) -> int:
     return device
 
 
-def measure_step(delay: float, rate: float | None, depth: int, pause: float = 0.05, steps: int = 40) -> float:
+def measure_step(delay: float, rate: float | None, depth: int, pause: float = 0.05, steps: int = 30) -> float:
     """Return seconds per step of a student and a teacher that wait `pause` each, with 1 MiB payloads on such a wire."""
     from transport_peers import Peer
 
     hosts = TwoHosts(delay, rate)
     endpoint = f"{ADDRESSES[0]}:{PORT}"
     shape = ["width=2048", "sequence=256", "timeout=20", f"pause={pause}", "bind=all", "rows=all"]
+    shape += ["check=no", "ones=512"]
     folder = Path(tempfile.mkdtemp())
     peers = []
     try:
@@ -158,7 +159,7 @@ def main() -> None:
         sys.exit(reason)
     print("teacher 50 ms and student 50 ms a step, payloads of 1 MiB; ms a step")
     print(f"{'delay':>8} {'rate':>12} {'1 MiB takes':>12} {'depth 1':>8} {'depth 2':>8} {'depth 4':>8}")
-    for delay, rate in ((0, None), (0.01, None), (0.05, None), (0, 50e6), (0, 25e6), (0, 12.5e6), (0, 6.25e6)):
+    for delay, rate in ((0, None), (0.01, None), (0, 50e6), (0, 25e6), (0, 12.5e6)):
         steps = [1000 * measure_step(delay, rate, depth) for depth in (1, 2, 4)]
         limit = f"{8 * rate / 1e6:.0f} Mbit/s" if rate else "none"
         travel = f"{1000 * 2**20 / rate:.0f} ms" if rate else "-"

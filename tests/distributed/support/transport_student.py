@@ -52,12 +52,13 @@ def main(arguments: list[str]) -> None:
         for lease in ring:
             if len(record["ids"]) == 5:
                 began = time.monotonic()
-            expected = fake_hidden(lease.request, width).to(lease.hidden.dtype)
-            if not torch.equal(lease.hidden, expected):
-                raise AssertionError(f"lease {lease.request_id} holds other hidden states than the teacher's")
+            if options.get("check") != "no":
+                expected = fake_hidden(lease.request, width).to(lease.hidden.dtype)
+                if not torch.equal(lease.hidden, expected):
+                    raise AssertionError(f"lease {lease.request_id} holds other hidden states than the teacher's")
+                digest.update(lease.request_id.to_bytes(8, "little"))
+                digest.update(lease.hidden.contiguous().view(torch.uint8).numpy().tobytes())
             time.sleep(float(options.get("pause", 0)))
-            digest.update(lease.request_id.to_bytes(8, "little"))
-            digest.update(lease.hidden.contiguous().view(torch.uint8).numpy().tobytes())
             record["ids"].append(lease.request_id)
             print("step", lease.request_id, file=sys.stderr, flush=True)
             lease.release()

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 
+import torch
 from transport_parts import WIDTH, fake_hidden
 
 from disaggkd_cli.transport import Identity, open_store, serve
@@ -22,8 +23,12 @@ def main(arguments: list[str]) -> None:
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
 
+    ones = torch.ones(int(options.get("ones", 0)), width, dtype=torch.bfloat16)
+
     def forward(request):
         time.sleep(pause)
+        if len(ones):
+            return ones[: request.num_rows]
         return fake_hidden(request, width)
 
     served = serve(
