@@ -4,8 +4,15 @@ from disaggkd_cli.models.fingerprint import model_fingerprint
 from disaggkd_cli.models.head import backbone_of, head_of, head_semantics, hidden_states, verify_split
 from disaggkd_cli.models.layers import decoder_layers, student_from_layers
 from disaggkd_cli.models.load import ModelSource, load_causal_lm, load_config, load_head, resolve_source
-from disaggkd_cli.models.packing import decide_packing, packs_documents, verify_packing
+from disaggkd_cli.models.packing import (
+    decide_packing,
+    leak_tolerance,
+    packs_documents,
+    relative_difference,
+    verify_packing,
+)
 from disaggkd_cli.models.student import build_student
+from disaggkd_cli.models.vocabulary import verify_ids
 
 __all__ = [
     "ModelSource",
@@ -16,13 +23,16 @@ __all__ = [
     "head_of",
     "head_semantics",
     "hidden_states",
+    "leak_tolerance",
     "load_causal_lm",
     "load_config",
     "load_head",
     "model_fingerprint",
     "packs_documents",
+    "relative_difference",
     "resolve_source",
     "student_from_layers",
+    "verify_ids",
     "verify_packing",
     "verify_split",
 ]

@@ -10,16 +10,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from disaggkd_cli.errors import UserError
 from disaggkd_cli.losses import Head
 
-_DIVIDE_BY_LOGITS_SCALING = ("granite", "granitemoe", "granitemoeshared", "granitemoehybrid")
-
 
 def backbone_of(model: nn.Module) -> nn.Module:
     """Return the part of a causal LM that ends in the final hidden states, after the last norm."""
-    return model.base_model
+    backbone = model.base_model
+    # Text towers of some multimodal families name their prefix after the whole model; they are then their own base.
+    return getattr(model, "model", backbone) if backbone is model else backbone
 
 
 def hidden_states(backbone: nn.Module, input_ids: Tensor, position_ids: Tensor) -> Tensor:
@@ -41,7 +42,7 @@ def head_semantics(config: Any) -> tuple[float, float | None]:
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     kind = text.model_type
     scale = 1.0
-    if kind in _DIVIDE_BY_LOGITS_SCALING:
+    if kind.startswith("granite") or kind == "minicpm3":
         scale = 1.0 / text.logits_scaling
     elif kind.startswith("hyperclovax"):
         scale = float(text.logits_scaling)
@@ -62,8 +63,19 @@ def head_of(model: nn.Module) -> Head:
     output = model.get_output_embeddings()
     if output is None or not isinstance(getattr(output, "weight", None), Tensor) or output.weight.ndim != 2:
         raise UserError(f"{type(model).__name__} has no linear LM head (weight [V, H]), so it cannot be split")
+    _refuse_unless_plain(output, type(model).__name__)
     scale, softcap = head_semantics(model.config)
     return Head(output.weight, getattr(output, "bias", None), scale, softcap)
+
+
+def _refuse_unless_plain(output: nn.Module, name: str) -> None:
+    """Refuse adapters by their kind: they start as no change at all, so the model's own logits cannot show them."""
+    changed = type(output).forward is not nn.Linear.forward or parametrize.is_parametrized(output)
+    if changed or output._forward_hooks or output._forward_pre_hooks or next(output.children(), None) is not None:
+        raise UserError(
+            f"{name}: its LM head is a {type(output).__name__} and not a plain linear layer (an adapter, quantised or "
+            "hooked head); the loss needs the head's own weight: merge the adapter, or leave lm_head out of its targets"
+        )
 
 
 @torch.no_grad()

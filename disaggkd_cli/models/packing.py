@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from disaggkd_cli.config import Config
 from disaggkd_cli.errors import UserError
@@ -14,7 +14,12 @@ from disaggkd_cli.models.load import load_config, resolve_source
 from disaggkd_cli.models.student import student_source_config
 
 _LAYERS_THAT_SEPARATE = {"full_attention", "sliding_attention", "chunked_attention"}
-_FAMILIES_WITHOUT_POSITION_RESTART = {"gpt2", "gpt_neo", "opt", "bloom", "mpt", "mamba", "mamba2", "rwkv", "falcon_h1"}
+_FAMILIES_WITHOUT_POSITION_RESTART = {
+    # Their masks are made without position ids (read in transformers 5.24), or there is state besides attention.
+    "afmoe", "bamba", "biogpt", "bloom", "cohere_compass", "falcon_h1", "falcon_mamba", "gpt_neo", "gpt_oss",
+    "granitemoehybrid", "jamba", "mamba", "mamba2", "mpt", "nemotron_h", "opt", "recurrent_gemma", "rwkv", "xglm",
+    "xlstm", "zamba", "zamba2", "zaya",
+}  # fmt: skip
 
 
 def packs_documents(model_config: Any) -> tuple[bool, str]:
@@ -50,30 +55,52 @@ def decide_packing(config: Config) -> tuple[bool, str]:
     return True, reason
 
 
+def leak_tolerance(dtype: torch.dtype) -> float:
+    """Return how much hidden states may differ by rounding alone, relative to their size.
+
+    Documents that do see each other differ by tenths; without a leak float32 stays below 1e-5, bfloat16 near 0.01.
+    """
+    return max(1e-4, 12 * torch.finfo(dtype).eps)
+
+
+def relative_difference(states: Tensor, reference: Tensor) -> float:
+    """Return the median over rows [L, H] of |state - reference| / |reference|.
+
+    The median, because rounding may send a token to another expert and change that one row by much.
+    """
+    reference = reference.double()
+    differences = (states.double() - reference).norm(dim=-1) / reference.norm(dim=-1).clamp_min(1e-30)
+    return differences.median().item()
+
+
 @torch.no_grad()
 def verify_packing(backbone: nn.Module, vocabulary: int, name: str) -> float:
-    """Check that a packed row gives each document the hidden states that it has alone; return the largest difference.
+    """Check that documents of a packed row do not see each other; return the largest relative difference.
 
-    The backbone is expected in eval mode and is left as it is.
+    Two comparisons: each document in the row against itself alone, and the last document before and after the tokens
+    of its neighbours are changed, where rounding hardly enters and a leak shows in any dtype. The backbone is expected
+    in eval mode and is left as it is.
 
     Raises:
         UserError: when the documents see each other.
     """
-    device = next(backbone.parameters()).device
-    lengths = (5, 8, 3)
+    device, dtype = next(backbone.parameters()).device, next(backbone.parameters()).dtype
+    lengths = (5, 3, 8)
     generator = torch.Generator().manual_seed(0)
     input_ids = torch.randint(0, min(vocabulary, 1000), (1, sum(lengths)), generator=generator).to(device)
     positions = torch.cat([torch.arange(length) for length in lengths])[None].to(device)
-    packed = hidden_states(backbone, input_ids, positions)[0].float()
-    start, worst = 0, 0.0
+    packed = hidden_states(backbone, input_ids, positions)[0]
+    last = slice(sum(lengths[:-1]), None)
+    others = (input_ids + 1) % min(vocabulary, 1000)
+    others[:, last] = input_ids[:, last]
+    worst = relative_difference(hidden_states(backbone, others, positions)[0, last], packed[last])
+    start = 0
     for length in lengths:
         part = slice(start, start + length)
-        alone = hidden_states(backbone, input_ids[:, part], positions[:, part])[0].float()
-        scale = alone.abs().max().clamp_min(1e-12)
-        worst = max(worst, ((packed[part] - alone).abs().max() / scale).item())
+        alone = hidden_states(backbone, input_ids[:, part], positions[:, part])[0]
+        worst = max(worst, relative_difference(packed[part], alone))
         start += length
-    tolerance = 64 * torch.finfo(next(backbone.parameters()).dtype).eps
-    if not worst <= tolerance:
+    if not worst <= leak_tolerance(dtype):
         raise UserError(
             f"data.packing: documents that share a row see each other in {name} (hidden states differ by {worst:.2g} "
             "of their size); set data.packing=off"
