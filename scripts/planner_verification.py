@@ -63,7 +63,7 @@ def main(names: list[str]) -> int:
     """Print the table; 1 when a case is outside its band or fails."""
     print(
         "| student | traced | fullest phase | predicted GiB | traced GiB | error | band "
-        "|\n|---|---|---|---|---|---|---|"
+        "|\n|---|---|---|---:|---:|---:|---:|"
     )
     failed = 0
     for name in names or list(CASES):

@@ -22,7 +22,7 @@ from disaggkd_cli.planner.models import hub_config
 from disaggkd_cli.planner.terms import total
 from disaggkd_cli.planner.workload import Cluster, Workload, is_hybrid, is_sparse
 
-MAX_LAYERS, MAX_TOKENS = 8, 8192
+MAX_LAYERS, MAX_TOKENS = 6, 8192
 BAND_DENSE, BAND_OTHER = 0.02, 0.10
 
 _GROUPS = {
