@@ -244,3 +244,13 @@ def unused_endpoint():
 
     with listen("127.0.0.1", 0) as probe:
         return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_soak_with_a_fault_every_few_seconds_loses_and_repeats_nothing(seed):
+    from transport_chaos import is_clean, run_soak
+
+    figures = run_soak(60, seed)
+    assert is_clean(figures), figures
