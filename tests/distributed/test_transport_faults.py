@@ -238,6 +238,18 @@ def test_a_teacher_told_to_stop_leaves_and_its_work_goes_to_the_other(peers):
     assert staying.result()["reason"] == "finished"
 
 
+def test_a_student_that_finishes_while_a_teacher_is_stopped_still_exits_cleanly(peers):
+    """Its goodbye is bounded, and a thread that still waits for the stopped peer does not spoil the exit."""
+    stopped = peers.teacher(0, timeout=30, pause=0.01)
+    peers.teacher(1, timeout=30, pause=0.01)
+    student = peers.student(0, stop=40, timeout=30, fresh=True, pause=0.05)
+    stopped.await_line("serves student 0")
+    student.await_line("step 38\n")
+    stopped.signal(signal.SIGSTOP)
+    record = student.result(60)
+    assert record["ids"] == list(range(40))
+
+
 @pytest.fixture
 def unused_endpoint():
     from disaggkd_cli.transport import listen
