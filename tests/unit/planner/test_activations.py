@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from planner_toys import toy_model
 
 from disaggkd_cli.planner.activations import checkpointed_per_token, forward_working_set, saved_per_token
 from disaggkd_cli.planner.models import resolve_model
 from disaggkd_cli.planner.shapes import DenseMLP, ExpertMLP, GatedDeltaNet, LayerShape
 from disaggkd_cli.planner.terms import total
+
+from .planner_toys import toy_model
 
 
 def saved(layer, hidden, b, sequence=2048, **options):
@@ -74,7 +75,7 @@ def test_forward_working_set_takes_the_wider_half():
 @pytest.mark.parametrize(("name", "band"), [("qwen3-0.6b", 0.0), ("qwen3-30b-a3b", 0.002), ("qwen3.5-9b", 0.002)])
 def test_layers_against_autograd(name, band):
     """What autograd saves in one more layer of the first kind, on fake tensors."""
-    from planner_tracing import saved_by_autograd
+    from .planner_tracing import saved_by_autograd
 
     shape = resolve_model(name, "test")
     traced = saved_by_autograd(name, 2, 256) - saved_by_autograd(name, 1, 256)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from planner_toys import toy_model, toy_work
 
 from disaggkd_cli.planner import memory
 from disaggkd_cli.planner.constants import FULL_LOGITS_BYTES
 from disaggkd_cli.planner.published import ROWS, predict_gib
 from disaggkd_cli.planner.terms import total
+
+from .planner_toys import toy_model, toy_work
 
 N = 1704
 LAYER = 592
@@ -198,7 +199,7 @@ def test_published_rows_within_their_bands(row):
 
 def test_full_logit_bytes_are_those_of_our_reference_loss():
     """Peak of the reference loss by CPU allocations: the slope over rows and vocabulary."""
-    from planner_loss_peak import peak_of_reference
+    from .planner_loss_peak import peak_of_reference
 
     for divergence, expected in FULL_LOGITS_BYTES.items():
         sizes = [(128, 1024), (256, 1024), (128, 2048), (256, 2048)]
@@ -210,7 +211,7 @@ def test_full_logit_bytes_are_those_of_our_reference_loss():
 def test_fused_loss_stays_within_its_prediction(dtype_bytes, divergence):
     """Peak of the real fused loss, forward and backward, beside its inputs: close below scratch, dH, dW and its
     cast."""
-    from planner_loss_peak import peak_of_fused
+    from .planner_loss_peak import peak_of_fused
 
     rows, vocabulary, width, budget = 1024, 16_384, 64, 8 << 20
     from disaggkd_cli.planner.loss import fused

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from planner_toys import toy_model
 
 from disaggkd_cli.planner.freezing import parameter_names, trained_share
 from disaggkd_cli.planner.models import load_preset, preset_names, resolve_model
 from disaggkd_cli.planner.parameters import count_parameters, layer_parameters, mixer_parameters, mlp_parameters
 from disaggkd_cli.planner.shapes import DenseMLP, ExpertMLP, GatedDeltaNet, GroupedQueryAttention, LatentAttention
+
+from .planner_toys import toy_model
 
 
 def test_dense_layer_by_hand():

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from planner_toys import toy_work
 from rich.console import Console
 
 from disaggkd_cli.config import Config, load
@@ -27,6 +26,8 @@ from disaggkd_cli.planner.split import ideal_ratio
 from disaggkd_cli.planner.sweep import parse_sweep
 from disaggkd_cli.planner.timing import recommended_ring_depth
 from disaggkd_cli.planner.workload import MODES
+
+from .planner_toys import toy_work
 
 ROOT = Path(__file__).parents[3]
 PAIRS = ("qwen3.5-35b-a3b-to-9b", "qwen3-235b-a22b-to-8b", "qwen3.5-397b-a17b-to-35b-a3b")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from planner_toys import GPU, toy_model, toy_work
 
 from disaggkd_cli.planner.flops import forward_flops, mean_context, student_flops
 from disaggkd_cli.planner.hardware import Gpu
@@ -22,6 +21,8 @@ from disaggkd_cli.planner.timing import (
 )
 from disaggkd_cli.planner.traffic import collective_rate, traffic
 from disaggkd_cli.planner.workload import Cluster
+
+from .planner_toys import GPU, toy_model, toy_work
 
 
 def test_forward_flops_by_hand():
