@@ -14,7 +14,7 @@ COMPONENT_COLOURS = {
 }
 
 _FAMILIES = (
-    ("states", ("master weights", "Adam", "sharded gradients", "accumulated whole")),
+    ("states", ("master weights", "Adam", "sharded gradients")),
     (
         "teacher",
         (

@@ -14,25 +14,16 @@ _STATES = "float32 masters and AdamW, sharded"
 
 
 def states(work: Workload, *, gradients: bool) -> list[Term]:
-    """Sharded masters and moments, and gradients: sharded ones after their reduction, whole ones between micro-
-    batches."""
+    """Sharded masters and moments, and gradients once a reduction has been."""
     values = {"N": work.student_parameters.total, "W": work.shard_ranks}
     trained = {**values, "trained": work.trained}
     terms = [
         term("master weights", "4 * N / W", _STATES, **values),
         term("Adam moments", "o * trained * N / W", _STATES, o=work.optimizer_bytes, **trained),
     ]
-    if gradients:
+    # Every micro-batch is reduced, so after the first of a step its shard of the gradients stays.
+    if gradients or work.accumulation > 1:
         terms.append(term("sharded gradients", "4 * trained * N / W", _STATES, **trained))
-    if work.accumulation > 1:
-        terms.append(
-            term(
-                "accumulated whole gradients",
-                "4 * trained * N",
-                "without reduction between micro-batches FSDP2 keeps whole gradients, in the reduce dtype",
-                **trained,
-            )
-        )
     return terms
 
 

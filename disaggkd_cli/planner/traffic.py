@@ -64,21 +64,20 @@ def traffic(work: Workload) -> Traffic:
 
 def _fsdp(work: Workload) -> Term:
     parameters = work.student_parameters
-    formula = "(b * N + b * N_layers + 4 * trained * N * reduced) * (W - 1) / W"
+    formula = "(b * N + b * N_layers + 4 * trained * N) * (W - 1) / W"
     if work.replicate > 1:
         formula += " + 2 * 4 * trained * N / W * (C - 1) / C"
     return term(
         "FSDP collectives",
         formula,
         "all-gather in forward, again in backward (the root stays whole), reduce-scatter of float32 "
-        "gradients on the last micro-batch",
+        "gradients, for every micro-batch",
         b=work.student_bytes,
         N=parameters.total,
         N_layers=parameters.layers,
         trained=work.trained,
         W=work.shard_ranks,
         C=work.replicate,
-        reduced=1 / work.accumulation,
     )
 
 

@@ -98,9 +98,9 @@ def test_checkpointing_keeps_inputs_and_recomputes_one_layer():
     assert found["one layer's activations"] == 64 * (SAVED + 2 * (16 + 8)) + 2 * 8 * 16
 
 
-def test_accumulation_keeps_whole_gradients():
-    found = terms_of(memory.student_rank(toy_work(accumulation=2)), "loss")
-    assert found["accumulated whole gradients"] == 4 * N
+def test_accumulation_keeps_the_shard_of_the_gradients():
+    assert "sharded gradients" not in terms_of(memory.student_rank(toy_work()), "loss")
+    assert terms_of(memory.student_rank(toy_work(accumulation=2)), "loss")["sharded gradients"] == 4 * N / 4
 
 
 def test_one_float32_rank_gathers_nothing():
