@@ -174,8 +174,8 @@ def test_a_checkpoint_that_cannot_be_written_keeps_the_previous_one(saved, monke
     module, optimizer = build(0)
     step(module, optimizer)
     for number, point in enumerate(("ckpt_open", "ckpt_fsync", "ckpt_rename"), start=4):
-        monkeypatch.setenv("DISAGGKD_FAULT", f"{point}:error@{number}")
-        monkeypatch.setattr("disaggkd_cli.faults._counts", {f"{point}:error@{number}": number - 1})
+        monkeypatch.setenv("DISAGGKD_FAULT", f"student 0.{point}:error")
+        monkeypatch.setattr("disaggkd_cli.faults._of_this_process", None)
         checkpointer = Checkpointer(root, 2, dist.new_group(backend="gloo"))
         with pytest.raises(RunError, match=f"checkpoint of step {number} could not be written.*No space left"):
             checkpointer.save(module, optimizer, number, IDENTITY)
