@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from disaggkd_cli import __version__
+from disaggkd_cli.bench.commands import bench_app
 from disaggkd_cli.errors import DisaggkdError
 
 app = typer.Typer(
@@ -17,6 +18,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+app.add_typer(bench_app, name="bench")
 
 ConfigPath = Annotated[str, typer.Argument(metavar="CONFIG", help="YAML file that describes the run.")]
 Overrides = Annotated[
@@ -80,6 +83,34 @@ def teacher(
     from disaggkd_cli.jobs import run_job
 
     raise typer.Exit(run_job("teacher", config, overrides or [], "never", 0, print_config, dry_run))
+
+
+@app.command()
+def plan(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    html: Annotated[str | None, typer.Option(metavar="FILE", help="Also write a self-contained page.")] = None,
+    explain: Annotated[str | None, typer.Option(metavar="TERM", help="A figure's formula; `all` lists them.")] = None,
+    gpus: Annotated[int | None, typer.Option(help="Divide so many GPUs as well as possible.")] = None,
+    hardware: Annotated[str | None, typer.Option(metavar="NAME", help="A GPU or node of the catalogue.")] = None,
+    sweep: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=A,B", help="Plan each value (or FIRST:LAST:xFACTOR); repeatable.")
+    ] = None,
+    simulate: Annotated[bool, typer.Option("--simulate", help="Simulate every rank, slow ones too.")] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Trace a step on fake tensors and compare.")] = False,
+    measure: Annotated[str | None, typer.Option(metavar="RUN_DIR", help="Compare with a finished run.")] = None,
+    calibrate: Annotated[str | None, typer.Option(metavar="RUN_DIR", help="Fit efficiencies to a run.")] = None,
+    output: Annotated[str | None, typer.Option(metavar="FILE", help="Where --calibrate writes.")] = None,
+) -> None:
+    """Memory, traffic, bottleneck, verdict: what fits, how fast, and why, before anything is rented."""
+    from disaggkd_cli.config import load
+    from disaggkd_cli.planner.command import PlanOptions, plan_command
+
+    options = PlanOptions(
+        as_json, html, explain, gpus, hardware, sweep or [], simulate, verify, measure, calibrate, output
+    )
+    raise typer.Exit(plan_command(load(config, overrides or []), options))
 
 
 def main() -> None:

@@ -1,0 +1,87 @@
+"""`disaggkd bench …` on the command line: parse, measure, print."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated
+
+import typer
+
+bench_app = typer.Typer(
+    help="Measured figures against full logits, installed peers and what the machine can do.", no_args_is_help=True
+)
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print the measurements as JSON.")]
+
+
+@bench_app.command()
+def loss(
+    rows: Annotated[int, typer.Option(min=1, help="Token positions.")] = 2048,
+    vocabulary: Annotated[int, typer.Option(min=2, help="Size of both vocabularies.")] = 32768,
+    student_width: Annotated[int, typer.Option(min=1, help="Hidden size of the student.")] = 512,
+    teacher_width: Annotated[int, typer.Option(min=1, help="Hidden size of the teacher.")] = 1024,
+    divergence: Annotated[list[str] | None, typer.Option(help="May be repeated; `all` means every one.")] = None,
+    dtype: Annotated[list[str] | None, typer.Option(help="float32 or bfloat16; may be repeated.")] = None,
+    budget: Annotated[list[str] | None, typer.Option(help="Memory budget of the fused loss; may be repeated.")] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Turns of each; the best counts.")] = 3,
+    peers: Annotated[bool, typer.Option(help="Measure other projects' losses where they are installed.")] = True,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    seed: Annotated[int, typer.Option(help="Of the random inputs.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """The fused loss against full logits, the matrix products alone, and installed peers: time, scratch, error."""
+    from disaggkd_cli.bench.loss import LossBenchOptions, print_table, run
+    from disaggkd_cli.config import DIVERGENCES
+    from disaggkd_cli.errors import UserError
+
+    divergences = tuple(divergence or ["forward_kl"])
+    divergences = DIVERGENCES if divergences == ("all",) else divergences
+    for given, known, name in ((divergences, DIVERGENCES, "divergence"), (dtype or (), _DTYPES, "dtype")):
+        for one in given:
+            if one not in known:
+                raise UserError(f"--{name} {one}: is not known; there are {', '.join(known)}")
+    result = run(
+        LossBenchOptions(
+            rows=rows,
+            vocabulary=vocabulary,
+            student_width=student_width,
+            teacher_width=teacher_width,
+            divergences=divergences,
+            dtypes=tuple(dtype or _DTYPES),
+            budgets=tuple(budget or ("256MiB", "64MiB", "8MiB")),
+            repeats=repeats,
+            peers=peers,
+            device=device,
+            seed=seed,
+        )
+    )
+    if as_json:
+        print(json.dumps(result, indent=2))
+    else:
+        print_table(result)
+
+
+@bench_app.command()
+def link(
+    payload: Annotated[list[str] | None, typer.Option(help="Size of a payload, such as 8MiB; may be repeated.")] = None,
+    links: Annotated[list[int] | None, typer.Option(min=1, help="Number of links at once; may be repeated.")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Turns of each kind; the best counts.")] = 20,
+    as_json: AsJson = False,
+) -> None:
+    """What links carry over loopback against raw gloo, round trips, and how much a ring hides."""
+    from disaggkd_cli.bench.link import BYTES_PER_ROW, PAYLOADS, bench_link, format_link_report
+    from disaggkd_cli.errors import UserError
+    from disaggkd_cli.units import parse_bytes
+
+    sizes = tuple(parse_bytes(size) for size in payload) if payload else PAYLOADS
+    for size in sizes:
+        if size <= 0 or size % BYTES_PER_ROW:
+            raise UserError(f"--payload {size}: must be a multiple of {BYTES_PER_ROW} bytes, one row")
+    report = bench_link(
+        sizes, tuple(links or (1, 2, 4)), rounds=rounds, say=lambda line: print(line, file=sys.stderr, flush=True)
+    )
+    print(json.dumps(report, indent=2) if as_json else format_link_report(report))
+
+
+_DTYPES = ("float32", "bfloat16")
