@@ -113,6 +113,19 @@ def plan(
     raise typer.Exit(plan_command(load(config, overrides or []), options))
 
 
+@app.command()
+def check(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    only: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Run this check only; repeatable.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
+) -> None:
+    """Prove on this config that loss, heads, vocabulary, masks and wire are right. Exits 1 when a check fails."""
+    from disaggkd_cli.checks.command import check_command
+
+    raise typer.Exit(check_command(config, overrides or [], only, as_json))
+
+
 def main() -> None:
     """Run the command line; errors meant for a person become one message and their exit code."""
     try:

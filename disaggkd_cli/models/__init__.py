@@ -11,6 +11,7 @@ from disaggkd_cli.models.packing import (
     relative_difference,
     verify_packing,
 )
+from disaggkd_cli.models.requested import requested_states
 from disaggkd_cli.models.student import build_student
 from disaggkd_cli.models.vocabulary import verify_ids
 
@@ -30,6 +31,7 @@ __all__ = [
     "model_fingerprint",
     "packs_documents",
     "relative_difference",
+    "requested_states",
     "resolve_source",
     "student_from_layers",
     "verify_ids",

@@ -1,0 +1,78 @@
+"""Does the student get the same gradient, however a global batch is cut into micro-batches and ranks?"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from disaggkd_cli.checks.loss import loss_arguments
+from disaggkd_cli.checks.result import CheckResult, judge
+from disaggkd_cli.checks.subject import Subject
+from disaggkd_cli.losses import reference_kd_loss
+from disaggkd_cli.models import backbone_of, head_of, hidden_states
+from disaggkd_cli.training.student_module import StudentModule
+
+_TOLERANCE = 1e-3
+LAYOUTS = {
+    "one micro-batch": {"ranks": 1, "micro_batch_sequences": 4, "accumulation": 1},
+    "accumulated one by one": {"ranks": 1, "micro_batch_sequences": 1, "accumulation": 4},
+    "two ranks, two micro-batches": {"ranks": 2, "micro_batch_sequences": 1, "accumulation": 2},
+}
+"""Ways to cut four sequences. The gradients of ranks are added up here as FSDP does it: summed, not averaged."""
+
+
+def check_gradients(subject: Subject) -> CheckResult:
+    """Compare each layout's summed gradient with plain autograd over the full logits of all rows at once."""
+    reference = _full_gradient(subject)
+    size = _norm(reference)
+    parameters = _trained(subject)
+    errors = {}
+    for layout, cut in LAYOUTS.items():
+        module = StudentModule(subject.student, subject.teacher_head, subject.config.loss)
+        module.zero_grad(set_to_none=True)
+        for item in subject.work_items(**cut):
+            batch = item.batch.to(subject.device)
+            loss, _ = module(batch, subject.teacher_states(batch), item.supervised_rows)
+            loss.backward()
+        difference = [_gradient(parameter) - reference[name] for name, parameter in parameters.items()]
+        errors[layout] = _norm(difference) / max(size, 1e-30)
+    subject.student.zero_grad(set_to_none=True)
+    worst = max(errors, key=errors.get)
+    return judge(
+        errors[worst] <= _TOLERANCE,
+        f"differs by at most {errors[worst]:.1e} ({worst})",
+        f"{len(LAYOUTS)} ways to cut four sequences of different lengths, float32, against plain autograd over full "
+        f"logits of all rows; {sum(p.numel() for p in parameters.values()):,} parameters, norm {size:.3g}",
+        "the gradient depends on how the batch is cut, or is not that of the loss (twice as large, say)",
+        tolerance=_TOLERANCE,
+        norm=size,
+        **{layout.replace(" ", "_").replace(",", ""): error for layout, error in errors.items()},
+    )
+
+
+def _full_gradient(subject: Subject) -> dict[str, Tensor]:
+    """Return the gradient by parameter name, without the trainer's module and without the fused loss."""
+    subject.student.zero_grad(set_to_none=True)
+    batch = subject.batch
+    states = hidden_states(backbone_of(subject.student), batch.input_ids, batch.position_ids)
+    student_hidden = states.reshape(-1, states.shape[-1])[batch.rows]
+    out = reference_kd_loss(
+        student_hidden, head_of(subject.student), subject.teacher_states(batch), subject.teacher_head,
+        batch.row_labels, **loss_arguments(subject),
+    )  # fmt: skip
+    out.loss.backward()
+    return {name: _gradient(parameter).clone() for name, parameter in _trained(subject).items()}
+
+
+def _trained(subject: Subject) -> dict[str, torch.nn.Parameter]:
+    return {name: parameter for name, parameter in subject.student.named_parameters() if parameter.requires_grad}
+
+
+def _gradient(parameter: torch.nn.Parameter) -> Tensor:
+    """Return a parameter's gradient; experts that no token went to have none."""
+    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+
+
+def _norm(gradients: dict[str, Tensor] | list[Tensor]) -> float:
+    tensors = gradients.values() if isinstance(gradients, dict) else gradients
+    return float(sum(tensor.double().square().sum().item() for tensor in tensors)) ** 0.5

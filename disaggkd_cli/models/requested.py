@@ -1,0 +1,27 @@
+"""What a teacher answers a request with."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from disaggkd_cli.data import lengths_by_row, position_ids_from_lengths
+from disaggkd_cli.models.head import hidden_states
+
+
+@torch.inference_mode()
+def requested_states(
+    backbone: nn.Module, input_ids: Tensor, document_lengths: Tensor, rows: Tensor, device: torch.device
+) -> Tensor:
+    """Return the hidden states [R, H] of the rows that a request asks for, on `device`.
+
+    Args:
+        backbone: in eval mode, on `device`.
+        input_ids: [B, S] integers.
+        document_lengths: [N] lengths of all documents, row by row.
+        rows: [R] ascending indices into the flattened B * S.
+    """
+    input_ids = input_ids.long().to(device)
+    positions = position_ids_from_lengths(lengths_by_row(document_lengths, input_ids.shape[1])).to(device)
+    states = hidden_states(backbone, input_ids, positions)
+    return states.reshape(-1, states.shape[-1])[rows.long().to(device)]
