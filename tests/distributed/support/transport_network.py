@@ -1,4 +1,5 @@
-"""Two hosts on one machine: network namespaces joined by a wire in user space with delay, rate and cuts. Needs root.
+"""Two hosts on one machine: network namespaces joined by a wire in user space
+that delays and can be cut; the rate is kept by the kernel's token bucket. Needs root.
 
 `python tests/distributed/support/transport_network.py` prints how much of a delay and of a bandwidth limit the ring
 hides. The addresses 192.0.2.1 and 192.0.2.2 (reserved for documentation) exist inside the namespaces only.
@@ -51,7 +52,8 @@ class TwoHosts:
             _ip("netns", "add", name)
         context = multiprocessing.get_context("spawn")
         ready, self._cut = context.Event(), context.Event()
-        order = (self.names, delay, rate, ready, self._cut)
+        self._rate = rate
+        order = (self.names, delay, ready, self._cut)
         self._wire = context.Process(target=carry_packets, args=order, daemon=True)
         self._wire.start()
         try:
@@ -68,6 +70,10 @@ class TwoHosts:
             _ip("-n", name, "link", "set", "wire", "mtu", str(_MTU))
             _ip("-n", name, "link", "set", "wire", "up")
             _ip("-n", name, "link", "set", "lo", "up")
+            if self._rate is not None:
+                bits = str(round(8 * self._rate))
+                shape = ["root", "tbf", "rate", bits, "burst", "256kb", "latency", "200ms"]
+                subprocess.run(["tc", "-n", name, "qdisc", "add", "dev", "wire", *shape], check=True)
 
     def prefix(self, host: int) -> list[str]:
         """Return what to put before a command to run it on a host."""
@@ -91,14 +97,11 @@ def _ip(*arguments: str) -> None:
     subprocess.run(["ip", *arguments], check=True, capture_output=True)
 
 
-def carry_packets(names: tuple[str, str], delay: float, rate: float | None, ready, cut) -> None:
+def carry_packets(names: tuple[str, str], delay: float, ready, cut) -> None:
     """Carry packets between a TUN device in each namespace, forever."""
     devices = [_open_tun(name) for name in names]
     ready.set()
     queues: list[collections.deque[tuple[float, bytes]]] = [collections.deque(), collections.deque()]
-    line_free = [0.0, 0.0]
-    backlog = [0, 0]
-    limit = max(2**20, int((rate or 0) * 0.1))
     while True:
         now = time.monotonic()
         due = min((queue[0][0] for queue in queues if queue), default=now + 1.0)
@@ -109,15 +112,10 @@ def carry_packets(names: tuple[str, str], delay: float, rate: float | None, read
                 packet = os.read(device, _MTU + 64)
                 if cut.is_set():
                     continue
-                if rate is not None and backlog[side] + len(packet) > limit:
-                    continue  # a full queue drops, which is how TCP learns the rate
-                line_free[side] = max(line_free[side], now) + (len(packet) / rate if rate else 0.0)
-                backlog[side] += len(packet)
-                queues[side].append((line_free[side] + delay, packet))
+                queues[side].append((now + delay, packet))
         for side, queue in enumerate(queues):
             while queue and queue[0][0] <= now:
                 _, packet = queue.popleft()
-                backlog[side] -= len(packet)
                 with contextlib.suppress(OSError):  # the other end is not up yet: the packet is lost, as on any wire
                     os.write(devices[1 - side], packet)
 
@@ -133,7 +131,7 @@ def _open_tun(namespace: str) -> int:
 
 
 def measure_step(delay: float, rate: float | None, depth: int, pause: float = 0.05, steps: int = 30) -> float:
-    """Return seconds per step of a student and a teacher that wait `pause` each, with 1 MiB payloads on such a wire."""
+    """Return seconds per step of a student and a teacher that wait `pause` each, with 2 MiB payloads on such a wire."""
     from transport_peers import Peer
 
     hosts = TwoHosts(delay, rate)
@@ -157,12 +155,12 @@ def main() -> None:
     reason = unavailable()
     if reason:
         sys.exit(reason)
-    print("teacher 50 ms and student 50 ms a step, payloads of 1 MiB; ms a step")
-    print(f"{'delay':>8} {'rate':>12} {'1 MiB takes':>12} {'depth 1':>8} {'depth 2':>8} {'depth 4':>8}")
+    print("teacher 50 ms and student 50 ms a step, payloads of 2 MiB; ms a step")
+    print(f"{'delay':>8} {'rate':>12} {'2 MiB takes':>12} {'depth 1':>8} {'depth 2':>8} {'depth 4':>8}")
     for delay, rate in ((0, None), (0.01, None), (0, 50e6), (0, 25e6), (0, 12.5e6)):
         steps = [1000 * measure_step(delay, rate, depth) for depth in (1, 2, 4)]
         limit = f"{8 * rate / 1e6:.0f} Mbit/s" if rate else "none"
-        travel = f"{1000 * 2**20 / rate:.0f} ms" if rate else "-"
+        travel = f"{1000 * 2**21 / rate:.0f} ms" if rate else "-"
         cells = " ".join(f"{step:>8.1f}" for step in steps)
         print(f"{1000 * delay:>5.0f} ms {limit:>12} {travel:>12} {cells}", flush=True)
 
