@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from disaggkd_cli.checks.loss import loss_arguments
+from disaggkd_cli.checks.loss import EQUAL_START, loss_arguments
 from disaggkd_cli.checks.result import CheckResult, judge
 from disaggkd_cli.checks.subject import Subject
 from disaggkd_cli.losses import reference_kd_loss
@@ -32,7 +32,7 @@ def check_gradients(subject: Subject) -> CheckResult:
         module.zero_grad(set_to_none=True)
         for item in subject.work_items(**cut):
             batch = item.batch.to(subject.device)
-            loss, _ = module(batch, subject.teacher_states(batch), item.supervised_rows)
+            loss, _ = module(batch, subject.contrary_states(batch), item.supervised_rows)
             loss.backward()
         difference = [_gradient(parameter) - reference[name] for name, parameter in parameters.items()]
         errors[layout] = _norm(difference) / max(size, 1e-30)
@@ -42,7 +42,8 @@ def check_gradients(subject: Subject) -> CheckResult:
         errors[worst] <= _TOLERANCE,
         f"differs by at most {errors[worst]:.1e} ({worst})",
         f"{len(LAYOUTS)} ways to cut four sequences of different lengths, float32, against plain autograd over full "
-        f"logits of all rows; {sum(p.numel() for p in parameters.values()):,} parameters, norm {size:.3g}",
+        f"logits of all rows; {sum(p.numel() for p in parameters.values()):,} parameters, norm {size:.3g}"
+        f"{EQUAL_START if subject.starts_equal else ''}",
         "the gradient depends on how the batch is cut, or is not that of the loss (twice as large, say)",
         tolerance=_TOLERANCE,
         norm=size,
@@ -57,7 +58,7 @@ def _full_gradient(subject: Subject) -> dict[str, Tensor]:
     states = hidden_states(backbone_of(subject.student), batch.input_ids, batch.position_ids)
     student_hidden = states.reshape(-1, states.shape[-1])[batch.rows]
     out = reference_kd_loss(
-        student_hidden, head_of(subject.student), subject.teacher_states(batch), subject.teacher_head,
+        student_hidden, head_of(subject.student), subject.contrary_states(batch), subject.teacher_head,
         batch.row_labels, **loss_arguments(subject),
     )  # fmt: skip
     out.loss.backward()

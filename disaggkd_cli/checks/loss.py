@@ -19,6 +19,7 @@ _ORACLE_BYTES = 128 * 2**20
 """Size of one matrix of float64 logits; the oracle holds some ten of them."""
 _MOST_ROWS = 256
 _MOST_HEAD_BYTES = 2**30
+EQUAL_START = " (teacher's states reversed, since the student starts equal to the teacher)"
 
 
 def loss_arguments(subject: Subject) -> dict[str, Any]:
@@ -71,7 +72,7 @@ def check_fused(subject: Subject) -> CheckResult:
     with torch.no_grad():
         states = hidden_states(backbone_of(subject.student), batch.input_ids, batch.position_ids)
         student_hidden = states.reshape(-1, states.shape[-1])[batch.rows]
-    teacher_hidden = subject.teacher_states(batch)
+    teacher_hidden = subject.contrary_states(batch)
     arguments = loss_arguments(subject)
     truth = reference_kd_loss(
         student_hidden[:rows], head_of(subject.student).detached(), teacher_hidden[:rows], subject.teacher_head,
@@ -91,7 +92,7 @@ def check_fused(subject: Subject) -> CheckResult:
         passed,
         f"trainer's loss off by {whole:.1e}; fused off by {worst:.1e}, full logits by {full_worst:.1e}",
         f"loss and gradients ({', '.join(errors)}) on {count} real rows in {subject.config.student.dtype}, against "
-        "full logits in float64",
+        f"full logits in float64{EQUAL_START if subject.starts_equal else ''}",
         f"the loss is not what the config says ({subject.config.loss.divergence}, temperature "
         f"{subject.config.loss.temperature:g}): full logits give {truth.loss.item():.6g}, the trainer {trainer:.6g}",
         trainer=whole,
@@ -108,7 +109,7 @@ def _trainer_loss(subject: Subject, rows: int) -> float:
     labels[batch.rows[rows:]] = -100
     fewer = type(batch)(batch.input_ids, batch.document_lengths, labels.reshape(batch.labels.shape))
     module = StudentModule(subject.student, subject.teacher_head, subject.config.loss)
-    return module(fewer, subject.teacher_states(batch)[:rows], rows)[0].item()
+    return module(fewer, subject.contrary_states(batch)[:rows], rows)[0].item()
 
 
 def _errors(

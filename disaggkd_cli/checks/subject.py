@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from disaggkd_cli.checks.sample import dataset_of, sample_sequences
 from disaggkd_cli.config import Config
 from disaggkd_cli.data import MicroBatch, Sequence, Splits, load_splits, load_tokenizer
-from disaggkd_cli.losses import Head
+from disaggkd_cli.losses import Head, reference_kd_loss
 from disaggkd_cli.models import (
     backbone_of,
     build_student,
@@ -29,6 +29,9 @@ from disaggkd_cli.models.load import DTYPES
 from disaggkd_cli.training.schedule import WorkItem, WorkPlan
 from disaggkd_cli.training.student_module import freeze
 from disaggkd_cli.transport.wire import WIRE_DTYPES
+
+_EQUAL = 1e-4
+"""Forward KL in nats below which the student counts as equal to the teacher."""
 
 
 @dataclass
@@ -113,6 +116,25 @@ class Subject:
                 self._states[key] = hidden_states(backbone_of(self.teacher), ids, positions)[0]
             found.append(self._states[key][supervised])
         return torch.cat(found).to(self.wire_dtype)
+
+    def contrary_states(self, batch: MicroBatch) -> Tensor:
+        """Return `teacher_states`, reversed when the student starts equal to the teacher.
+
+        A loss and a gradient of nothing but rounding could not be compared with anything.
+        """
+        states = self.teacher_states(batch)
+        return -states if self.starts_equal else states
+
+    @cached_property
+    @torch.no_grad()
+    def starts_equal(self) -> bool:
+        """Whether the student already gives the teacher's distributions, but for rounding."""
+        batch, rows = self.batch, slice(0, 16)
+        states = hidden_states(backbone_of(self.student), batch.input_ids, batch.position_ids)
+        student_hidden = states.reshape(-1, states.shape[-1])[batch.rows]
+        teacher_hidden = self.teacher_states(batch)
+        out = reference_kd_loss(student_hidden[rows], head_of(self.student), teacher_hidden[rows], self.teacher_head)
+        return out.kd.item() < _EQUAL
 
 
 def load_subject(config: Config, device: torch.device, say: Callable[[str], None]) -> Subject:
