@@ -69,8 +69,9 @@ def link(
     rounds: Annotated[int, typer.Option(min=1, help="Turns of each kind; the best counts.")] = 20,
     as_json: AsJson = False,
 ) -> None:
-    """What links carry over loopback against raw gloo, round trips, and how much a ring hides."""
+    """What links carry over loopback against raw gloo, how much a ring hides, what each wire format costs the loss."""
     from disaggkd_cli.bench.link import BYTES_PER_ROW, PAYLOADS, bench_link, format_link_report
+    from disaggkd_cli.bench.wire import bench_wire, format_wire_rows
     from disaggkd_cli.errors import UserError
     from disaggkd_cli.units import parse_bytes
 
@@ -81,7 +82,11 @@ def link(
     report = bench_link(
         sizes, tuple(links or (1, 2, 4)), rounds=rounds, say=lambda line: print(line, file=sys.stderr, flush=True)
     )
-    print(json.dumps(report, indent=2) if as_json else format_link_report(report))
+    report["wire"] = bench_wire()
+    if as_json:
+        print(json.dumps(report, indent=2))
+    else:
+        print(format_link_report(report), format_wire_rows(report["wire"]), sep="\n\n")
 
 
 _DTYPES = ("float32", "bfloat16")
