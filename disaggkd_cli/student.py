@@ -102,11 +102,15 @@ def _run(
         config, module, optimizer, plan, source, checkpointer, parts.identity, device, signals, progress, metrics,
         evaluations.__setitem__, done,
     )  # fmt: skip
-    reason = StopReason.STOPPED
+    # A student that fails may be started again, so its teachers are told to stay unless it says otherwise.
+    reason = StopReason.LINK_CLOSED
     progress.start(done)
     try:
         train(run)
         reason = StopReason.FINISHED
+    except SavedAndResumable:
+        reason = StopReason.STOPPED
+        raise
     finally:
         status.last_step = run.done
         progress.close()

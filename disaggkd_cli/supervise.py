@@ -183,8 +183,10 @@ class _Supervisor:
         deadline = time.monotonic() + 3.0
         while time.monotonic() < deadline and any(child.process.poll() is None for child in students):
             time.sleep(_POLL_SECONDS)  # those that know why end by themselves, and say so
-        first = next(child for child in students if child.process.poll() not in (None, 0, _RESUMABLE))
         known = [child.process.poll() for child in students]
+        died = [child for child in students if child.process.returncode not in (None, 0, _RESUMABLE)]
+        # A rank that was killed is the cause; those that then missed it in a collective end with an error of their own.
+        first = min(died, key=lambda child: child.process.returncode)
         self._kill(students)
         if _USER_ERROR in known:
             self._show(students, _USER_ERROR)

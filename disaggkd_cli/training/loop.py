@@ -23,6 +23,10 @@ from disaggkd_cli.training.schedule import WorkPlan, learning_rate
 from disaggkd_cli.training.sources import HiddenStateSource, TeacherRows
 from disaggkd_cli.training.student_module import StudentModule
 from disaggkd_cli.transport import TeachersLost
+from disaggkd_cli.transport.meter import name_bottleneck
+
+_STEPS_BETWEEN_ADVICE = 25
+"""How many steps of stall and idle figures the advice about the bottleneck looks back on."""
 
 _PARTS = ("loss", "kd", "ce", "top1_agreement", "dropped_teacher_mass")
 
@@ -36,6 +40,8 @@ class Training:
         metrics: None on ranks other than 0.
         evaluated: called with the step and the figures of each evaluation.
         done: optimizer steps done so far.
+        stalled_seconds, trained_seconds: of the steps since the last advice about the bottleneck.
+        advice: what that was.
     """
 
     config: Config
@@ -51,6 +57,9 @@ class Training:
     metrics: MetricsLog | None
     evaluated: Callable[[int, dict[str, float]], None]
     done: int = 0
+    stalled_seconds: float = 0.0
+    trained_seconds: float = 0.0
+    advice: str = ""
 
 
 def train(run: Training) -> None:
@@ -150,6 +159,7 @@ def _record(
     if run.metrics is not None:
         run.metrics.write(run.done, line)
     run.progress.step(run.done, line)
+    _advise(run, stall, seconds, figures.teachers)
     if not torch.isfinite(sums[0]) or not norm < float("inf"):
         raise RunError(
             f"the loss of step {run.done} is {values['loss']} and its gradient norm {norm}; the newest checkpoint is "
@@ -158,6 +168,23 @@ def _record(
     if wish_anywhere:
         return f"stopped by {run.signals.received or 'a signal to another rank'}"
     return "train.stop_at is reached" if run.done == run.config.train.stop_at else None
+
+
+def _advise(run: Training, stall: float, seconds: float, teachers: dict[str, Any]) -> None:
+    """Say which side is the bottleneck, and what to change, when that becomes clear or changes."""
+    run.stalled_seconds += stall
+    run.trained_seconds += seconds
+    if not teachers or run.done % _STEPS_BETWEEN_ADVICE:
+        return
+    linked = [teacher["idle_share"] for teacher in teachers.values() if teacher["linked"]]
+    idle = sum(linked) / len(linked) if linked else 0.0
+    advice = name_bottleneck(
+        run.stalled_seconds / run.trained_seconds, idle, run.config.transport.ring_depth
+    )
+    if advice and advice.split(":")[0] != run.advice.split(":")[0]:
+        run.progress.say(advice)
+        run.advice = advice
+    run.stalled_seconds = run.trained_seconds = 0.0
 
 
 def _take_together(run: Training) -> TeacherRows:
