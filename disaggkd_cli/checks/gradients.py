@@ -16,7 +16,7 @@ _TOLERANCE = 1e-3
 LAYOUTS = {
     "one micro-batch": {"ranks": 1, "micro_batch_sequences": 4, "accumulation": 1},
     "accumulated one by one": {"ranks": 1, "micro_batch_sequences": 1, "accumulation": 4},
-    "two ranks, two micro-batches": {"ranks": 2, "micro_batch_sequences": 1, "accumulation": 2},
+    "over two ranks": {"ranks": 2, "micro_batch_sequences": 2, "accumulation": 1},
 }
 """Ways to cut four sequences. The gradients of ranks are added up here as FSDP does it: summed, not averaged."""
 
@@ -59,7 +59,7 @@ def _full_gradient(subject: Subject) -> dict[str, Tensor]:
     student_hidden = states.reshape(-1, states.shape[-1])[batch.rows]
     out = reference_kd_loss(
         student_hidden, head_of(subject.student), subject.contrary_states(batch), subject.teacher_head,
-        batch.row_labels, **loss_arguments(subject),
+        batch.row_labels, compute_dtype=torch.float32, **loss_arguments(subject),
     )  # fmt: skip
     out.loss.backward()
     return {name: _gradient(parameter).clone() for name, parameter in _trained(subject).items()}

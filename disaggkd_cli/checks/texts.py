@@ -91,7 +91,7 @@ def _teacher_loss(subject: Subject) -> tuple[float, float]:
 
 
 def check_masks(subject: Subject) -> CheckResult:
-    """Show what is supervised in three samples; refuse supervised padding and targets beyond a document's end."""
+    """Take three samples to show what is supervised; refuse supervised padding and targets beyond a document's end."""
     train = subject.splits.train
     share = float(train.supervised_counts.sum()) / max(1, train.token_count)
     batch = subject.batch
@@ -102,13 +102,13 @@ def check_masks(subject: Subject) -> CheckResult:
             ends = np.cumsum(lengths)[:-1] - 1
             padded += int((batch.labels[row, ends[ends < sequence_length - 1]] != IGNORE).sum())
     samples = [
-        {"segments": segments(subject.tokenizer, subject.splits.train.sequence(index)), "sequence": index}
-        for index in range(min(SHOWN_SAMPLES, len(train)))
+        {"segments": segments(subject.tokenizer, train.sequence(index)), "sequence": index}
+        for index in np.linspace(0, len(train) - 1, min(SHOWN_SAMPLES, len(train))).astype(int).tolist()
     ]
     return judge(
         padded == 0,
         f"{share:.1%} of {train.token_count:,} tokens are supervised",
-        f"{len(samples)} samples are shown below: look whether what is marked is what the student shall say",
+        f"{len(samples)} samples are shown above: look whether what is marked is what the student shall say",
         f"{padded} positions of padding, or targets in another document, are supervised",
         supervised_share=share,
         samples=samples,

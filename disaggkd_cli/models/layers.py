@@ -12,6 +12,8 @@ from transformers import AutoModelForCausalLM
 
 from disaggkd_cli.errors import UserError
 
+_LISTS_OF_LAYER_NUMBERS = {"mlp_only_layers", "moe_layers", "full_attn_idxs", "attn_layer_indices"}
+
 
 def decoder_layers(model: nn.Module) -> tuple[str, nn.ModuleList]:
     """Return the name and the list of a causal LM's decoder layers.
@@ -78,10 +80,10 @@ def _config_with_layers(config: Any, kept: list[int], count: int) -> Any:
     new = copy.deepcopy(config)
     text = new.get_text_config()
     for name, value in list(vars(text).items()):
-        if isinstance(value, (list, tuple)) and len(value) == count:
+        if name in _LISTS_OF_LAYER_NUMBERS and value:
+            setattr(text, name, [kept.index(number) for number in value if number in kept])
+        elif isinstance(value, (list, tuple)) and len(value) == count:
             setattr(text, name, type(value)(value[number] for number in kept))
-        elif name == "mlp_only_layers" and value:
-            text.mlp_only_layers = [kept.index(number) for number in value if number in kept]
         elif name == "first_k_dense_replace" and value:
             text.first_k_dense_replace = sum(number < value for number in kept)
         elif name == "max_window_layers" and isinstance(value, int):
