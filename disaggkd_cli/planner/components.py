@@ -89,15 +89,14 @@ def _transient(work: Workload) -> dict[str, float]:
 
 def inside(work: Workload) -> list[Term]:
     """Beside all saved tensors: gradients inside the layer, and its recomputed tensors under checkpointing."""
-    source = "gradients of the MLP's product and of its last matrix, before their saved tensors are gone"
+    source = "gradients of two MLP tensors and two hidden states, before what they were saved from is gone"
     return [
         term(
             "one layer's activations",
-            "T * (saved * checkpointed + b * (f + h)) + b * h * f_m",
+            "T * (saved * checkpointed + 2 * b * (f + h))",
             source,
             saved=_layer_saved(work),
             checkpointed=int(work.checkpointing),
-            f_m=_dense_width(work),
             **_transient(work),
         )
     ]
@@ -108,11 +107,10 @@ def in_one_layer(work: Workload) -> Term:
     gradients."""
     return term(
         "one layer's activations",
-        "max(T * (saved + b * (f + h)) + b * h * f_m, b * G * trained)",
+        "max(T * (saved + 2 * b * (f + h)), b * G * trained)",
         "saved set of the largest layer and gradients in flight; at the end of its backward its weights' "
         "gradients instead",
         saved=_layer_saved(work),
-        f_m=_dense_width(work),
         G=work.student_parameters.largest_layer,
         trained=1 if work.trained else 0,
         **_transient(work),
@@ -123,19 +121,13 @@ def in_one_saved_layer(work: Workload) -> Term:
     """As `in_one_layer`, where the saved activations count the layer at work already."""
     return term(
         "one layer's activations",
-        "max(T * b * (f + h) + b * h * f_m, b * G * trained - T * saved)",
+        "max(2 * T * b * (f + h), b * G * trained - T * saved)",
         "gradients in flight; at the end of its backward its weights' gradients, less what it saved",
         saved=_layer_saved(work),
-        f_m=_dense_width(work),
         G=work.student_parameters.largest_layer,
         trained=1 if work.trained else 0,
         **_transient(work),
     )
-
-
-def _dense_width(work: Workload) -> int:
-    """Width of the widest dense MLP; experts' weight gradients are counted with their layer."""
-    return max((layer.mlp.width for layer in work.student.layer_kinds() if isinstance(layer.mlp, DenseMLP)), default=0)
 
 
 def boundary(work: Workload) -> list[Term]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from html import escape
-from pathlib import Path
 
+from disaggkd_cli.page import render_page
 from disaggkd_cli.planner.colours import COMPONENT_COLOURS, family
 from disaggkd_cli.planner.constants import CONSTANTS, ERROR_BANDS, NOT_MODELLED
 from disaggkd_cli.planner.explain import figures
@@ -14,8 +14,6 @@ from disaggkd_cli.planner.plan import ModePlan, Plan
 from disaggkd_cli.planner.report_text import TITLES, per_second, teacher_text, tokens_text
 from disaggkd_cli.planner.traffic import collective_rate, link_rate
 from disaggkd_cli.units import format_bytes
-
-_STYLE = Path(__file__).with_name("report_style.html")
 
 
 def render_html(plan: Plan) -> str:
@@ -34,12 +32,7 @@ def render_html(plan: Plan) -> str:
         _splits(plan),
         _provenance(plan),
     ]
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)} · disaggkd plan</title>{_STYLE.read_text(encoding='utf-8')}</head>\n"
-        f"<body><main>{''.join(parts)}</main></body></html>\n"
-    )
+    return render_page(f"{title} · disaggkd plan", parts)
 
 
 def _facts(plan: Plan) -> str:

@@ -53,7 +53,7 @@ def test_backward_phases_by_hand():
     # The layer's weights and the next one's all-gather; gradients of the MLP's product, of the hidden states, of one
     # matrix.
     assert last["layer weights, whole"] == 2 * 2 * LAYER
-    assert last["one layer's activations"] == 64 * 2 * (16 + 8) + 2 * 8 * 16
+    assert last["one layer's activations"] == 64 * 2 * 2 * (16 + 8)
     assert last["head gradient, whole"] == 2 * 32 * 8
     middle = terms_of(rank, "layer backward")
     assert middle["layer reduction"] == 4 * LAYER
@@ -62,7 +62,7 @@ def test_backward_phases_by_hand():
     first = terms_of(rank, "first layer backward")
     assert first["sharded gradients"] == 4 * N / 4
     assert first["layer weights, whole"] == 2 * LAYER
-    assert first["one layer's activations"] == 64 * (SAVED + 2 * (16 + 8)) + 2 * 8 * 16
+    assert first["one layer's activations"] == 64 * (SAVED + 2 * 2 * (16 + 8))
     assert terms_of(rank, "embedding backward")["embedding and head gradients"] == 2 * 2 * 32 * 8
     assert terms_of(rank, "root reduce")["root reduction"] == 6 * ROOT
     assert total(rank.phases[-1].terms) == 16 * N / 4 + 3 * 64 * 16 * 2 + 2 * 32 * 16
@@ -95,7 +95,7 @@ def test_full_logits_by_hand():
 def test_checkpointing_keeps_inputs_and_recomputes_one_layer():
     found = terms_of(memory.student_rank(toy_work(checkpointing=True)), "last layer backward")
     assert found["saved activations"] == 64 * 2 * 8 * 2
-    assert found["one layer's activations"] == 64 * (SAVED + 2 * (16 + 8)) + 2 * 8 * 16
+    assert found["one layer's activations"] == 64 * (SAVED + 2 * 2 * (16 + 8))
 
 
 def test_accumulation_keeps_the_shard_of_the_gradients():
