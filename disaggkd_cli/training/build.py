@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -75,7 +76,7 @@ def build_parts(config: Config, say: Say) -> Parts:
     shared = compare_vocabularies(teacher_tokenizer, tokenizer)
     pack, reason = decide_packing(config)
     say(f"documents are {'packed into rows' if pack else 'kept one per row'}: {reason}")
-    splits = load_splits(config.data, tokenizer, pack=pack, seed=config.seed)
+    splits = load_splits(config.data, tokenizer, pack=pack, seed=config.seed, progress=_now_and_then(say))
     for dataset in (splits.train, splits.evaluation):
         for note in dataset.notes:
             say(note)
@@ -98,6 +99,19 @@ def build_parts(config: Config, say: Say) -> Parts:
         "global batch (sequences)": config.global_batch_sequences,
     }
     return Parts(model, teacher_head, teacher_model, tokenizer, splits, identity)
+
+
+def _now_and_then(say: Say, seconds: float = 5.0) -> Callable[[str, int], None]:
+    """Return a callback that says how far the texts are, at most once in so many seconds."""
+    last = time.monotonic()
+
+    def progress(what: str, documents: int) -> None:
+        nonlocal last
+        if time.monotonic() - last >= seconds:
+            last = time.monotonic()
+            say(f"{what}: {documents:,} documents")
+
+    return progress
 
 
 def _teacher(config: Config, source: Any, pack: bool) -> tuple[nn.Module | None, Head]:
