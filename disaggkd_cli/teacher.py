@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
 from disaggkd_cli.config import Config
-from disaggkd_cli.data import load_tokenizer, position_ids_from_lengths, tokenizer_fingerprint
-from disaggkd_cli.data.batch import lengths_by_row
+from disaggkd_cli.data import load_tokenizer, tokenizer_fingerprint
 from disaggkd_cli.errors import RunError
 from disaggkd_cli.launch import Place
 from disaggkd_cli.models import (
     backbone_of,
     decide_packing,
     head_of,
-    hidden_states,
     load_causal_lm,
     model_fingerprint,
+    requested_states,
     resolve_source,
     verify_packing,
     verify_split,
@@ -27,7 +27,7 @@ from disaggkd_cli.models import (
 from disaggkd_cli.models.load import DTYPES
 from disaggkd_cli.runtime import logger, meet, set_up
 from disaggkd_cli.training.run_directory import RunDirectory
-from disaggkd_cli.transport import Identity, Request, serve
+from disaggkd_cli.transport import SEND_BUFFERS, Identity, Request, merge_requests, serve, split_states
 
 
 def run_teacher(config: Config, place: Place, directory: RunDirectory | None) -> str:
@@ -47,6 +47,11 @@ def run_teacher(config: Config, place: Place, directory: RunDirectory | None) ->
     backbone = backbone_of(model)
     if decide_packing(config)[0]:
         verify_packing(backbone, vocabulary, f"teacher.model {source.name}")
+
+    def forward(request: Request) -> Tensor:
+        return teacher_rows(backbone, request, device)
+
+    merge_tokens = proven_merge_tokens(config, forward, vocabulary)
     identity = Identity(
         role=place.name,
         teacher_fingerprint=model_fingerprint(source),
@@ -63,27 +68,63 @@ def run_teacher(config: Config, place: Place, directory: RunDirectory | None) ->
     served = serve(
         lambda: met.pop() if met else meet(config, place, timeout=wait),
         identity,
-        lambda request: teacher_rows(backbone, request, device),
+        forward,
         timeout=config.transport.timeout,
         student_wait=wait,
         bind=config.launch.bind,
         checksum=config.transport.checksum,
+        merge_tokens=merge_tokens,
         stop=stop,
         on_event=logger.info,
     )
     logger.info(
-        "%s: answered %d requests (%d rows), idle %.0f%%", served.reason, served.requests, served.rows,
-        100 * served.idle_share,
+        "%s: answered %d requests (%d rows) in %d forwards, idle %.0f%%", served.reason, served.requests, served.rows,
+        served.forwards, 100 * served.idle_share,
     )  # fmt: skip
     if served.reason == "student vanished":
         raise RunError(f"{place.name}: no student for transport.teacher_wait={wait:g} s")
     return served.reason
 
 
-@torch.inference_mode()
 def teacher_rows(backbone: nn.Module, request: Request, device: torch.device) -> Tensor:
     """Return the hidden states [R, H_t] that a request asks for."""
-    input_ids = request.input_ids.long().to(device)
-    positions = position_ids_from_lengths(lengths_by_row(request.document_lengths, input_ids.shape[1])).to(device)
-    states = hidden_states(backbone, input_ids, positions)
-    return states.reshape(-1, states.shape[-1])[request.rows.long().to(device)]
+    return requested_states(backbone, request.input_ids, request.document_lengths, request.rows, device)
+
+
+def proven_merge_tokens(config: Config, forward: Callable[[Request], Tensor], vocabulary: int) -> int:
+    """Return `teacher.merge_tokens` where merging requests changes no bit of their hidden states, else 0; log which.
+
+    Proved on random requests at this run's sizes: of one and two sequences, and of full micro-batches as many as can
+    ever wait together, at the full sequence length and at a shorter one. It is a proof for these: kernels are chosen
+    by size, and a mixture of experts sizes some by its tokens.
+    """
+    limit, length = config.teacher.merge_tokens, config.data.sequence_length
+    if not limit:
+        return 0
+    full = config.train.micro_batch_sequences
+    most = min(SEND_BUFFERS * config.student.ranks, limit // (full * length))
+    groups = [[1, 2], *([full] * count for count in sorted({2, most}) if 2 <= count <= most)]
+    for sequence in (length, max(2, length * 3 // 5)):
+        for group in groups:
+            requests = [_random_request(index, size, sequence, vocabulary) for index, size in enumerate(group)]
+            try:
+                together = split_states(forward(merge_requests(requests)), requests)
+                same = all(map(torch.equal, together, map(forward, requests)))
+            except torch.OutOfMemoryError:
+                logger.warning("teacher.merge_tokens=%d is off: no memory for %d sequences at once", limit, sum(group))
+                return 0
+            if not same:
+                what = f"requests of {group} sequences of {sequence} tokens"
+                logger.warning("teacher.merge_tokens=%d is off: a shared forward changes bits of %s", limit, what)
+                return 0
+    logger.info("teacher.merge_tokens=%d: requests that share a forward keep every bit", limit)
+    return limit
+
+
+def _random_request(index: int, sequences: int, length: int, vocabulary: int) -> Request:
+    # Those of odd index hold two documents a sequence, as packing and padding make them: such masks spread in a batch.
+    generator = torch.Generator().manual_seed(index)
+    ids = torch.randint(0, vocabulary, (sequences, length), generator=generator, dtype=torch.int32)
+    documents = [length // 2, length - length // 2] if index % 2 else [length]
+    lengths = torch.tensor(documents * sequences, dtype=torch.int32)
+    return Request(index, ids, lengths, torch.arange(ids.numel(), dtype=torch.int32))

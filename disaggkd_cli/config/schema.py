@@ -62,6 +62,10 @@ class TeacherConfig:
     cache: str | None = None
     """A directory of recorded hidden states that stands in for a live teacher."""
 
+    merge_tokens: int = 0
+    """Most tokens of several requests that one forward may take together; 0 = one request a forward. The teacher
+    proves at start that merging changes no bit, and turns it off aloud where it does."""
+
     trust_remote_code: bool = False
     """Let the model directory's own Python code run. Off unless you trust whoever wrote it."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch.distributed as dist
@@ -16,9 +16,8 @@ from torch import Tensor
 
 from disaggkd_cli.errors import RunError, UserError
 from disaggkd_cli.transport.addresses import resolve_bind
-from disaggkd_cli.transport.faults import Faults
+from disaggkd_cli.transport.answers import MOST_FAILURES, Answerer, Turn
 from disaggkd_cli.transport.identity import Identity
-from disaggkd_cli.transport.meter import BusyMeter
 from disaggkd_cli.transport.protocol import Header, Kind, Request, StopReason
 from disaggkd_cli.transport.rendezvous import (
     HEARTBEAT_SECONDS,
@@ -29,13 +28,11 @@ from disaggkd_cli.transport.rendezvous import (
     student_end,
     withdraw_teacher,
 )
-from disaggkd_cli.transport.teacher_link import SEND_BUFFERS, Asked, Reply, TeacherLink
-from disaggkd_cli.transport.wire import encode_payload, needs_no_buffer, payload_bytes, payload_checksum, wire_code
+from disaggkd_cli.transport.teacher_link import SEND_BUFFERS, Asked, TeacherLink
+from disaggkd_cli.transport.turns import next_group
 
 _WATCH_SECONDS = 0.1
 _LINGER_SECONDS = 5.0
-MOST_FAILURES = 3
-"""After this many failed forwards in a row the teacher gives up: the fault is then its own."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +45,7 @@ class Served:
     reason: str
     requests: int
     rows: int
+    forwards: int
     idle_share: float
 
 
@@ -60,6 +58,7 @@ def serve(
     student_wait: float = 300.0,
     bind: str = "loopback",
     checksum: bool = True,
+    merge_tokens: int = 0,
     stop: threading.Event | None = None,
     on_event: Callable[[str], None] | None = None,
 ) -> Served:
@@ -73,25 +72,26 @@ def serve(
         timeout: seconds for any one transfer (`transport.timeout`), the same on both sides.
         bind: `launch.bind`, see `resolve_bind`.
         checksum: put a crc32 into each READY.
+        merge_tokens: requests that wait together, with sequences of one length, share a forward up to this many tokens;
+            `forward` then gets them as one request (`merge_requests`). 0 gives each a forward of its own. To be set
+            only where a row's hidden states do not depend on what else is in the batch.
 
     Raises:
         UserError: a port, an address or an endpoint that cannot be.
         RunError: the rendezvous was never there, or `MOST_FAILURES` forwards in a row raised.
     """
-    server = TeacherServer(connect, identity, timeout, student_wait, bind, checksum, on_event)
-    return server.run(forward, stop or threading.Event())
-
-
-def next_in_turn(links: Sequence[TeacherLink], turn: int) -> int | None:
-    """Return the first link from `turn` on, cyclically, that has a request and a free send buffer; None if none has.
-
-    A student that does not take its replies uses up its own send buffers and is passed over; the others go on.
-    """
-    for offset in range(len(links)):
-        index = (turn + offset) % len(links)
-        if links[index].asked and links[index].free_buffers:
-            return index
-    return None
+    server = TeacherServer(
+        connect,
+        identity,
+        forward,
+        timeout=timeout,
+        student_wait=student_wait,
+        bind=bind,
+        checksum=checksum,
+        merge_tokens=merge_tokens,
+        on_event=on_event,
+    )
+    return server.run(stop or threading.Event())
 
 
 class TeacherServer:
@@ -101,104 +101,69 @@ class TeacherServer:
         self,
         connect: Callable[[], dist.Store],
         identity: Identity,
+        forward: Callable[[Request], Tensor],
+        *,
         timeout: float,
         student_wait: float,
         bind: str,
         checksum: bool,
+        merge_tokens: int,
         on_event: Callable[[str], None] | None,
     ):
         self.identity = identity
         self.timeout = timeout
         self.student_wait = student_wait
         self.bind = self._bind = bind
-        self.checksum = checksum
         self.changed = threading.Condition()
         self._connect = connect
         self._on_event = on_event
-        self._faults = Faults(identity.role)
         self._links: list[TeacherLink] = []
         self._turn = 0
         self._ended = ""
         self._leaving = False
         self._failure: BaseException | None = None
-        self._last_error = ""
         self._alone_since = time.monotonic()
-        self._meter = BusyMeter()
-        self._requests = 0
-        self._rows = 0
+        self._answerer = Answerer(identity, forward, checksum=checksum, merge_tokens=merge_tokens, say=self._say)
 
-    def run(self, forward: Callable[[Request], Tensor], stop: threading.Event) -> Served:
+    def run(self, stop: threading.Event) -> Served:
         watcher = threading.Thread(target=self._watch, name="rendezvous watch", daemon=True)
         watcher.start()
-        failures = 0
+        answerer = self._answerer
         try:
             while True:
-                link, asked, buffer, reason = self._next(stop)
+                group, reason = self._next(stop)
                 if reason:
-                    return Served(reason, self._requests, self._rows, self._meter.idle_share())
-                if self._answer(forward, link, asked, buffer):
-                    failures = 0
-                    continue
-                failures += 1
-                if failures >= MOST_FAILURES:
-                    raise RunError(f"{self.identity.role}: {failures} forwards in a row failed: {self._last_error}")
+                    idle = answerer.meter.idle_share()
+                    return Served(reason, answerer.requests, answerer.rows, answerer.forwards, idle)
+                for turn, reply in answerer.answer(group):
+                    turn.link.outbox.put(reply)
+                    if reply.payload is None:
+                        self.buffer_free(turn.link, turn.buffer)
+                    if answerer.failures >= MOST_FAILURES:
+                        count, cause = answerer.failures, answerer.last_error
+                        raise RunError(f"{self.identity.role}: {count} forwards in a row failed: {cause}")
         finally:
             self._leave(watcher)
 
-    def _next(self, stop: threading.Event) -> tuple[TeacherLink | None, Asked | None, int, str]:
-        """Wait for the next request in turn of a link that has a free send buffer, or for the reason to end."""
+    def _next(self, stop: threading.Event) -> tuple[list[Turn], str]:
+        """Wait for requests whose turn it is, of links that have free send buffers, or for the reason to end."""
         with self.changed:
             while True:
                 if self._failure is not None:
                     raise self._failure
                 if stop.is_set():
-                    return None, None, -1, "told to stop"
-                chosen = next_in_turn(self._links, self._turn)
-                if chosen is not None:
-                    self._turn, link = chosen + 1, self._links[chosen]
-                    return link, link.asked.popleft(), link.free_buffers.popleft(), ""
+                    return [], "told to stop"
+                group = next_group(self._links, self._turn, self._answerer.merge_tokens)
+                if group:
+                    self._turn = group[0] + 1
+                    links = [self._links[index] for index in group]
+                    return [Turn(link, link.asked.popleft(), link.free_buffers.popleft()) for link in links], ""
                 if not self._links:
                     if self._ended:
-                        return None, None, -1, self._ended
+                        return [], self._ended
                     if time.monotonic() - self._alone_since > self.student_wait:
-                        return None, None, -1, "student vanished"
+                        return [], "student vanished"
                 self.changed.wait(_WATCH_SECONDS)
-
-    def _answer(self, forward: Callable[[Request], Tensor], link: TeacherLink, asked: Asked, buffer: int) -> bool:
-        header, request = asked.header, asked.request
-        self._meter.begin()
-        try:
-            hidden = self._faults.at_forward(forward(request))
-            expected = (request.num_rows, self.identity.hidden_size)
-            if tuple(hidden.shape) != expected:
-                raise ValueError(f"the forward returned {tuple(hidden.shape)}, the request asks for {expected}")
-            name = self.identity.wire_dtype
-            size = 0 if needs_no_buffer(hidden, name) else payload_bytes(*expected, name)
-            payload = encode_payload(hidden, name, link.buffer_of(buffer, size))
-        except Exception as error:  # said to the student, and raised here when it happens again and again
-            self._last_error = f"{type(error).__name__}: {error}"
-            self._say(f"{self.identity.role}: forward of request {request.request_id} failed: {self._last_error}")
-            link.outbox.put(Reply(header, text=self._last_error.encode()))
-            self.buffer_free(link, buffer)
-            return False
-        finally:
-            self._meter.end()
-        self._requests += 1
-        self._rows += request.num_rows
-        ready = Header(
-            Kind.READY,
-            dtype=wire_code(self.identity.wire_dtype),
-            flags=round(1000 * self._meter.idle_share()),
-            ticket=header.ticket,
-            request_id=request.request_id,
-            rows=request.num_rows,
-            width=self.identity.hidden_size,
-            token_hash=header.token_hash,
-            checksum=payload_checksum(payload) if self.checksum else 0,
-            body_bytes=payload.numel(),
-        )
-        link.outbox.put(Reply(self._faults.at_ready(ready), self._faults.at_payload(payload), buffer))
-        return True
 
     # What links call
 
@@ -218,6 +183,9 @@ class TeacherServer:
                     self._alone_since = time.monotonic()
             if stop in (StopReason.FINISHED, StopReason.STOPPED):
                 self._ended = stop.name.lower()
+            elif stop is StopReason.QUARANTINED:
+                # Bad replies are this process's own fault (its memory, its device): a fresh one may do better.
+                self._failure = RunError(f"{self.identity.role}: {link.student.role} quarantined it after bad replies")
             elif stop is not None:
                 cause = f"it ended the link ({stop.name.lower().replace('_', ' ')})"
             self.changed.notify_all()
@@ -236,10 +204,10 @@ class TeacherServer:
 
     def ping(self, link: TeacherLink) -> Header:
         """Return a sign of life that says how long the current forward has run and how much waits."""
-        running = self._meter.running_seconds()
+        running = self._answerer.meter.running_seconds()
         busy_ms = max(1, round(1000 * running)) if running else 0
         queued = len(link.asked) + SEND_BUFFERS - len(link.free_buffers)
-        return Header(Kind.PING, busy_ms=busy_ms, queued=queued, flags=round(1000 * self._meter.idle_share()))
+        return Header(Kind.PING, busy_ms=busy_ms, queued=queued, flags=round(1000 * self._answerer.meter.idle_share()))
 
     # The rendezvous
 
