@@ -217,18 +217,27 @@ def _evaluate(run: Training) -> None:
 
 
 def _save(run: Training, *, wait: bool) -> None:
-    if run.checkpointer.started_step == run.done:
-        if wait:
-            run.checkpointer.wait()
-        return
+    """Start a checkpoint of the current step; with `wait` it is on disk when this returns, or RunError is raised."""
     try:
-        run.checkpointer.save(run.module, run.optimizer, run.done, run.identity)
+        run.checkpointer.wait()
+    except RunError as error:
+        _tolerate(run, error)
+    try:
+        if run.checkpointer.started_step != run.done:
+            run.checkpointer.save(run.module, run.optimizer, run.done, run.identity)
         if wait:
             run.checkpointer.wait()
     except RunError as error:
-        if run.config.train.on_save_error == "stop" or wait:
+        if wait:
             raise
-        run.progress.say(f"warning: {error}; going on, since train.on_save_error=warn")
+        _tolerate(run, error)
+
+
+def _tolerate(run: Training, error: RunError) -> None:
+    """Go on without a checkpoint that could not be written, when that is what the config wants."""
+    if run.config.train.on_save_error == "stop":
+        raise error
+    run.progress.say(f"warning: {error}; going on, since train.on_save_error=warn")
 
 
 def _mixed_seed(seed: int, step: int, rank: int) -> int:
