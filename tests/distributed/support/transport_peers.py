@@ -105,22 +105,24 @@ def run_redirected(script: str, arguments: list[str], out: str, err: str, enviro
     importlib.import_module(script).main(arguments)
 
 
-def listening_addresses(peers: list[Peer]) -> set[str]:
-    """Return every address on which one of `peers` listens, each read in its own network namespace."""
+def listening_addresses_of(pid: int) -> set[str]:
+    """Return every address on which a running process listens, read in its own network namespace."""
     found = set()
-    for peer in peers:
-        if peer.exit_code() is not None:
-            continue
-        links = [os.readlink(entry.path) for entry in os.scandir(f"/proc/{peer.pid}/fd")]
-        sockets = {link[8:-1] for link in links if link.startswith("socket:[")}
-        for table in ("tcp", "tcp6"):
-            for line in Path(f"/proc/{peer.pid}/net/{table}").read_text().splitlines()[1:]:
-                _, local, _, state, *_, inode = line.split()[:10]
-                if state == "0A" and inode in sockets:
-                    words = bytes.fromhex(local.split(":")[0])
-                    packed = b"".join(words[i : i + 4][::-1] for i in range(0, len(words), 4))
-                    found.add(str(ipaddress.ip_address(packed)).removeprefix("::ffff:"))
+    links = [os.readlink(entry.path) for entry in os.scandir(f"/proc/{pid}/fd")]
+    sockets = {link[8:-1] for link in links if link.startswith("socket:[")}
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+            _, local, _, state, *_, inode = line.split()[:10]
+            if state == "0A" and inode in sockets:
+                words = bytes.fromhex(local.split(":")[0])
+                packed = b"".join(words[i : i + 4][::-1] for i in range(0, len(words), 4))
+                found.add(str(ipaddress.ip_address(packed)).removeprefix("::ffff:"))
     return found
+
+
+def listening_addresses(peers: list[Peer]) -> set[str]:
+    """Return every address on which one of `peers` listens."""
+    return set().union(*(listening_addresses_of(peer.pid) for peer in peers if peer.exit_code() is None))
 
 
 class Peers:
