@@ -126,6 +126,17 @@ def check(
     raise typer.Exit(check_command(config, overrides or [], only, as_json))
 
 
+@app.command()
+def report(
+    run_dirs: Annotated[list[str], typer.Argument(metavar="RUN_DIR...", help="Directories of runs, going or done.")],
+    output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="The page.")] = "report.html",
+) -> None:
+    """One self-contained HTML page: curves, stalls, memory against the plan, links; several runs overlaid."""
+    from disaggkd_cli.report.command import report_command
+
+    raise typer.Exit(report_command(run_dirs, output))
+
+
 def main() -> None:
     """Run the command line; errors meant for a person become one message and their exit code."""
     try:

@@ -12,6 +12,7 @@ PACKAGE = Path(__file__).parents[2] / "disaggkd_cli"
 LEVELS = [
     {"errors", "faults"},
     {"units"},
+    {"page"},
     {"config"},
     {"losses", "data"},
     {"models", "transport"},
@@ -19,7 +20,7 @@ LEVELS = [
     {"planner"},
     {"launch"},
     {"runtime", "supervise"},
-    {"teacher", "student", "bench", "checks"},
+    {"teacher", "student", "bench", "checks", "report"},
     {"jobs"},
     {"cli"},
     {"__main__"},

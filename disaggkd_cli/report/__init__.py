@@ -1,0 +1,1 @@
+"""`disaggkd report`: what runs recorded, as one page to look at."""

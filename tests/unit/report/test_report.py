@@ -1,0 +1,191 @@
+"""The page of `disaggkd report`, made of written run directories: finished, going, failed, empty and damaged ones."""
+
+import json
+import os
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from disaggkd_cli.errors import UserError
+from disaggkd_cli.report.command import report_command
+from disaggkd_cli.report.events import kind_of, read_events
+from disaggkd_cli.report.read import read_runs
+from disaggkd_cli.report.render import render
+from disaggkd_cli.report.summary import differing_keys, state_of
+from tests.support.runs import write_config
+
+
+class Balanced(HTMLParser):
+    """Fails on a closing tag that does not match, and collects what a page would load."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.loads: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.loads += [value for name, value in attributes if name in ("src", "href", "action", "data")]
+        if tag not in ("meta", "br"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        pass
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def written_run(root: Path, steps: int, *, state: str = "finished", slope: float = 0.01, **changes) -> Path:
+    root.mkdir(parents=True)
+    write_config(root / "config.yaml", **changes)
+    (root / "logs").mkdir()
+    lines = [{"step": 0, "eval_lm_loss": 6.5, "eval_perplexity": 665.1, "eval_kd": 2.0, "eval_top1_agreement": 0.1}]
+    for step in range(1, steps + 1):
+        teachers = {
+            "teacher 0 #0": {"requests": step, "rows": 192 * step, "received_bytes": 98304 * step, "idle_share": 0.5,
+                             "linked": step < 10},
+        }  # fmt: skip
+        lines.append({
+            "step": step, "loss": 2.0 - slope * step, "kd": 2.0 - slope * step, "ce": 6.0,
+            "top1_agreement": 0.01 * step, "learning_rate": 1e-3, "grad_norm": 1.0, "supervised_tokens": 192, "tokens_per_second": 1920.0,
+            "step_seconds": 0.1, "stall_seconds": 0.025, "ring_fill": 0.5, "received_bytes": 98304,
+            "peak_memory_bytes": 400 << 20, "teachers": teachers,
+        })  # fmt: skip
+    (root / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    status = {"state": state, "exit_code": 0, "reason": "said so", "last_step": steps, "resumable": state == "stopped"}
+    (root / "status.json").write_text(json.dumps(status))
+    return root
+
+
+def page(*paths: Path) -> str:
+    text = render(read_runs([str(path) for path in paths]))
+    parser = Balanced(text)
+    assert not parser.open and not parser.loads
+    assert "<script" not in text and "http" not in re.sub(r'xmlns="[^"]*"', "", text)
+    return text
+
+
+def test_one_run_shows_every_part(tmp_path):
+    text = page(written_run(tmp_path / "run", 20))
+    for part in ("Training loss", "KD divergence", "Top-1 agreement", "Learning rate", "Seconds of a step", "Ring fill",
+                 "Teachers", "Memory, against the plan", "Links and ranks", "student · ", "teacher · "):  # fmt: skip
+        assert part in text, part
+    assert "stall</dt><dd>25.0%" in text
+    assert "1.9900 → 1.8000" in text
+
+
+def test_a_teachers_row_ends_where_its_link_died(tmp_path):
+    text = page(written_run(tmp_path / "run", 20))
+    cells = re.findall(r"<title>teacher 0 #0, steps (\d+)-\d+: idle 50%</title>", text)
+    assert [int(cell) for cell in cells] == list(range(1, 10))
+
+
+def test_runs_are_overlaid_and_compared(tmp_path):
+    first = written_run(tmp_path / "first", 20)
+    second = written_run(tmp_path / "second", 12, slope=0.02, mode="colocated", loss__implementation="full")
+    text = page(first, second)
+    assert "Beside first" in text and "<td>12</td><td>0.12</td>" in text
+    assert "colocated, full logits" in text and "teacher&#x27;s forward" in text.replace("'", "&#x27;")
+    assert [key for key, _ in differing_keys(read_runs([str(first), str(second)]))] == ["mode", "loss.implementation"]
+
+
+def test_a_run_that_goes_on_is_read_as_far_as_it_got(tmp_path):
+    root = written_run(tmp_path / "run", 6, state="running")
+    with (root / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 7, "loss": 1.')
+    text = page(root)
+    assert "step 6 of 20" in text and "of training left" in text
+
+
+@pytest.mark.parametrize("left", ["config only", "no steps", "one step", "status damaged"])
+def test_a_run_that_has_left_little_makes_a_page(tmp_path, left):
+    root = written_run(tmp_path / "run", {"no steps": 0, "one step": 1}.get(left, 5))
+    if left == "config only":
+        for name in ("metrics.jsonl", "status.json"):
+            (root / name).unlink()
+    if left == "status damaged":
+        (root / "status.json").write_text("{")
+    text = page(root)
+    assert ("not started yet" in text) == (left in ("config only", "status damaged"))
+    assert ("nothing recorded yet" in text) == (left in ("config only", "no steps"))
+
+
+def test_a_run_whose_models_are_gone_says_why_it_has_no_plan(tmp_path):
+    text = page(written_run(tmp_path / "run", 5, teacher__model=str(tmp_path / "moved")))
+    assert "No plan: " in text and "moved" in text
+
+
+def test_a_config_that_cannot_be_read_hides_nothing_else(tmp_path):
+    root = written_run(tmp_path / "run", 5)
+    (root / "config.yaml").write_text("mode: [")
+    text = page(root)
+    assert "config unreadable" in text and "Training loss" in text
+
+
+def test_how_a_run_ended_is_said(tmp_path):
+    stopped, failed = (read_runs([str(written_run(tmp_path / s, 5, state=s))])[0] for s in ("stopped", "failed"))
+    assert state_of(stopped) == ("stopped", "no", "said so. Go on with --resume auto.")
+    assert state_of(failed)[0] == "failed"
+
+
+def test_a_run_that_went_silent_is_not_called_running(tmp_path):
+    root = written_run(tmp_path / "run", 5, state="running")
+    os.utime(root / "metrics.jsonl", (1, 1))
+    assert state_of(read_runs([str(root)])[0])[0] == "running?"
+
+
+def test_names_and_logs_are_shown_as_text(tmp_path):
+    root = written_run(tmp_path / "<b>run", 5)
+    line = "2026-01-02 03:04:05,006 [student 0] lost teacher 0: <script>alert(1)</script>; 0 linked\n"
+    (root / "logs" / "student_0.log").write_text(line)
+    text = page(root)
+    assert "&lt;b&gt;run" in text and "&lt;script&gt;" in text
+
+
+def test_runs_of_one_name_are_told_apart(tmp_path):
+    runs = read_runs([str(written_run(tmp_path / side / "run", 2)) for side in ("a", "b")])
+    assert [run.name for run in runs] == ["a/run", "b/run"]
+
+
+@pytest.mark.parametrize(
+    ("line", "kind"),
+    [
+        ("teacher 1 joined; 2 linked", "joined"),
+        ("teacher 1 joined again; 2 linked", "joined"),
+        ("lost teacher 0: timeout; 1 linked", "lost"),
+        ("refused teacher 0: another vocabulary; 0 linked", "refused"),
+        ("teacher 0: process 12, 1 threads, device cpu", "started"),
+        ("resuming after step 7 from x", "resumed"),
+        ("finished: answered 50 requests (9599 rows), idle 78%", "ended"),
+        ("bad reply, asked for again: hash", "bad reply"),
+        ("student: 656,000 parameters, 656,000 of them trained", None),
+    ],
+)
+def test_log_lines_have_kinds(line, kind):
+    assert kind_of(line) == kind
+
+
+def test_events_of_all_ranks_are_in_order_of_time(tmp_path):
+    (tmp_path / "student_0.log").write_text("2026-01-02 03:04:06,000 [student 0] teacher 0 joined; 1 linked\nnoise\n")
+    (tmp_path / "teacher_0.log").write_text("2026-01-02 03:04:05,000 [teacher 0] teacher 0: process 1, cpu\n")
+    found = [(one.rank, one.kind) for one in read_events(tmp_path)]
+    assert found == [("teacher 0", "started"), ("student 0", "joined")]
+
+
+def test_what_is_no_run_is_refused(tmp_path):
+    for path in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(UserError, match="run"):
+            read_runs([str(path)])
+
+
+def test_the_command_writes_one_file(tmp_path, capsys):
+    root = written_run(tmp_path / "run", 5)
+    assert report_command([str(root)], str(tmp_path / "page.html")) == 0
+    assert (tmp_path / "page.html").read_text().startswith("<!doctype html>")
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["page.html"]
+    assert "run: finished, 5 steps recorded" in capsys.readouterr().out
+    with pytest.raises(UserError, match="--output"):
+        report_command([str(root)], str(tmp_path / "missing" / "page.html"))
