@@ -15,7 +15,7 @@ from disaggkd_cli.training.student_module import StudentModule
 _TOLERANCE = 1e-3
 LAYOUTS = {
     "one micro-batch": {"ranks": 1, "micro_batch_sequences": 4, "accumulation": 1},
-    "accumulated one by one": {"ranks": 1, "micro_batch_sequences": 1, "accumulation": 4},
+    "accumulated twice": {"ranks": 1, "micro_batch_sequences": 2, "accumulation": 2},
     "over two ranks": {"ranks": 2, "micro_batch_sequences": 2, "accumulation": 1},
 }
 """Ways to cut four sequences. The gradients of ranks are added up here as FSDP does it: summed, not averaged."""

@@ -17,6 +17,8 @@ from disaggkd_cli.models import head_of, verify_ids
 
 SHOWN_SAMPLES = 3
 _SHOWN_TOKENS = 120
+_INCOMPLETE = "\ufffd"
+"""What a decoder writes for the first bytes of a letter whose last ones are missing."""
 
 
 def check_vocabulary(subject: Subject) -> CheckResult:
@@ -139,15 +141,16 @@ def segments(tokenizer, sequence: Sequence) -> list[tuple[str, bool]]:
     cuts = [begin, *(int(change) for change in changes if begin < change < end), end]
     found = [("… ", False)] if begin else []
     for start, stop in zip(cuts, cuts[1:], strict=False):
-        found.append((_text(tokenizer, sequence.input_ids, begin, start, stop), bool(supervised[start])))
+        found.append((_text(tokenizer, sequence.input_ids, begin, start, stop, end), bool(supervised[start])))
     return [*found, (" …", False)] if end < len(sequence) else found
 
 
-def _text(tokenizer, ids: np.ndarray, begin: int, start: int, stop: int) -> str:
-    """Return the text of ids[start:stop], as it reads after ids[begin:start]."""
+def _text(tokenizer, ids: np.ndarray, begin: int, start: int, stop: int, end: int) -> str:
+    """Return the text of ids[start:stop] as it reads after ids[begin:start]; a letter cut in two goes to the latter."""
 
-    def decode(part: np.ndarray) -> str:
-        return tokenizer.decode(part.tolist(), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    def decode(first: int, last: int) -> str:
+        text = tokenizer.decode(ids[first:last].tolist(), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return text if last == end else text.rstrip(_INCOMPLETE)
 
-    before, through = decode(ids[begin:start]), decode(ids[begin:stop])
-    return through[len(before) :] if through.startswith(before) else decode(ids[start:stop])
+    before, through = decode(begin, start), decode(begin, stop)
+    return through[len(before) :] if through.startswith(before) else decode(start, stop)

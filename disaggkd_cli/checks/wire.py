@@ -67,7 +67,8 @@ def _through_the_link(subject: Subject, store: dist.Store, items: list[WorkItem]
     identity = Identity(
         "teacher", vocabulary_size=len(subject.teacher_head.weight), hidden_size=width, wire_dtype=transport.dtype
     )
-    failure: list[BaseException] = []
+    student = Identity("student 0", "", "", len(subject.teacher_head.weight), width, transport.dtype)
+    pool = TeacherPool(store, student, timeout=_SECONDS, teacher_wait=_SECONDS, leader=True)
     stop = threading.Event()
 
     def forward(request: Request) -> Tensor:
@@ -81,13 +82,11 @@ def _through_the_link(subject: Subject, store: dist.Store, items: list[WorkItem]
                 lambda: open_store(f"127.0.0.1:{store.port}", host_it=False, timeout=_SECONDS), identity, forward,
                 timeout=_SECONDS, student_wait=_SECONDS, checksum=transport.checksum, stop=stop,
             )  # fmt: skip
-        except BaseException as error:  # raised again below, in the thread that asked
-            failure.append(error)
+        except Exception as error:  # raised again below, in the thread that asked
+            pool.fail(error)
 
     teacher = threading.Thread(target=teach, name="teacher", daemon=True)
     teacher.start()
-    student = Identity("student 0", "", "", len(subject.teacher_head.weight), width, transport.dtype)
-    pool = TeacherPool(store, student, timeout=_SECONDS, teacher_wait=_SECONDS, leader=True)
     try:
         pool.wait_for_teacher()
         rows = max(item.batch.supervised_count for item in items)
@@ -103,10 +102,6 @@ def _through_the_link(subject: Subject, store: dist.Store, items: list[WorkItem]
             taken.release()
         received = source.figures().received_bytes
         source.close()
-    except Exception:
-        if failure:
-            raise failure[0] from None
-        raise
     finally:
         pool.close(StopReason.FINISHED)
         stop.set()

@@ -173,7 +173,8 @@ def test_a_mean_over_each_micro_batch(config_of, monkeypatch):
 
     monkeypatch.setattr(student_module, "fused_kd_loss", local_mean)
     found = failed(config_of())["gradients"]
-    assert found.values["one_micro-batch"] < 1e-4 < 0.1 < found.values["accumulated_one_by_one"]
+    assert found.values["one_micro-batch"] < 1e-4 < 0.1 < found.values["accumulated_twice"]
+    assert found.values["over_two_ranks"] > 0.1
 
 
 # Others
