@@ -8,7 +8,9 @@ from disaggkd_cli.errors import UserError
 
 
 def verify_ids(input_ids: np.ndarray, labels: np.ndarray, shared: int, head_sizes: tuple[int, int]) -> int:
-    """Return the largest token id of the texts, which lies among the shared ones.
+    """Return the largest token id of the texts, which lies among those that both sides know.
+
+    A tokenizer may know more tokens than its model's head, as long as the texts do not use them.
 
     Args:
         input_ids, labels: [T] of a tokenized dataset; labels of -100 do not count.
@@ -16,19 +18,16 @@ def verify_ids(input_ids: np.ndarray, labels: np.ndarray, shared: int, head_size
         head_sizes: ids that the teacher's and the student's head hold.
 
     Raises:
-        UserError: a head is too small, or the texts use ids that only one of the tokenizers has.
+        UserError: the texts use ids that one of the tokenizers, or one of the heads, does not have.
     """
-    if min(head_sizes) < shared:
-        raise UserError(
-            f"the heads hold {head_sizes[0]} (teacher) and {head_sizes[1]} (student) ids, fewer than the {shared} that "
-            "the tokenizers share; take the tokenizer that belongs to the models"
-        )
+    known = min(shared, *head_sizes)
     largest = int(max(input_ids.max(initial=0), labels.max(initial=0)))
-    if largest >= shared:
-        supervised = int((labels >= shared).sum())
+    if largest >= known:
+        total, supervised = int((input_ids >= known).sum()), int((labels >= known).sum())
+        limits = f"tokenizers {shared}, teacher's head {head_sizes[0]}, student's head {head_sizes[1]}"
         raise UserError(
-            f"data.train: {int((input_ids >= shared).sum())} tokens ({supervised} of them supervised) have ids from "
-            f"{shared} on, up to {largest}, which only one of the two tokenizers knows; the teacher can say nothing "
-            "about them: leave the added tokens out of the texts, or take a teacher and a student of one tokenizer"
+            f"data.train: {total} tokens ({supervised} of them supervised) have ids from {known} on, up to {largest}, "
+            f"which not both sides know ({limits}); the teacher can say nothing about them: leave the added tokens out "
+            "of the texts, or take a teacher and a student of one vocabulary"
         )
     return largest

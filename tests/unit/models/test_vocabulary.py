@@ -21,6 +21,7 @@ def test_an_added_token_in_a_prompt():
         verify_ids(np.array([10, 2]), np.array([2, -100]), 10, (16, 16))
 
 
-def test_a_head_without_room_for_its_tokenizer():
-    with pytest.raises(UserError, match="8 .teacher. and 10 .student. ids, fewer than the 10"):
-        verify_ids(np.array([1]), np.array([2]), 10, (8, 10))
+def test_a_tokenizer_with_more_tokens_than_the_head():
+    assert verify_ids(np.array([1, 7]), np.array([7, -100]), 10, (8, 10)) == 7
+    with pytest.raises(UserError, match="from 8 on, up to 8, .* teacher's head 8, student's head 10"):
+        verify_ids(np.array([1, 8]), np.array([8, -100]), 10, (8, 10))
