@@ -65,7 +65,9 @@ def reference_kd_loss(
     student_logits, teacher_logits = student_logits.to(dtype), teacher_logits.to(dtype)
 
     shared = min(student_logits.shape[1], teacher_logits.shape[1])
-    student_tempered, teacher_tempered = student_logits / temperature, teacher_logits / temperature
+    # This is also the baseline of comparisons, so it makes no copy that a training loop would not make.
+    student_tempered = student_logits if temperature == 1 else student_logits / temperature
+    teacher_tempered = teacher_logits if temperature == 1 else teacher_logits / temperature
     log_q = F.log_softmax(student_tempered[:, :shared], -1)
     log_p = F.log_softmax(teacher_tempered[:, :shared], -1)
     normaliser = token_count(num_tokens, len(student_hidden), student_hidden.device, dtype)
@@ -79,9 +81,7 @@ def reference_kd_loss(
         # ids.
         likeliest_q, likeliest_p = (_is_likeliest(logits[:, :shared]) for logits in (student_logits, teacher_logits))
         agreement = (likeliest_q & likeliest_p).any(-1).to(dtype).sum() / normaliser
-        dropped = [
-            F.softmax(tempered, -1)[:, shared:].sum() / normaliser for tempered in (teacher_tempered, student_tempered)
-        ]
+        dropped = [_surplus_mass(tempered, shared) / normaliser for tempered in (teacher_tempered, student_tempered)]
     loss = kd_weight * temperature**2 * kd + ce_weight * ce
     return LossOutput(loss, kd.detach(), ce.detach(), agreement, *dropped)
 
@@ -95,6 +95,13 @@ def _logits(hidden: Tensor, head: Head, compute_dtype: torch.dtype | None) -> Te
             return apply_head(hidden, head)
     logits = apply_head(hidden, head)
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
+def _surplus_mass(tempered: Tensor, shared: int) -> Tensor:
+    """Return the probability, summed over rows, on ids that only this side has."""
+    if tempered.shape[1] == shared:
+        return tempered.new_zeros(())
+    return F.softmax(tempered, -1)[:, shared:].sum()
 
 
 def _is_likeliest(logits: Tensor) -> Tensor:

@@ -168,7 +168,7 @@ def loss(work: Workload, fused: bool) -> list[Term]:
     student, teacher = work.student, work.teacher
     sizes = (work.rows, student.vocabulary, teacher.vocabulary, student.hidden, teacher.hidden, work.divergence)
     if not fused:
-        return [loss_model.full_logits(*sizes).scratch]
+        return [loss_model.full_logits(*sizes, work.temperature, work.student_bytes).scratch]
     work_done = loss_work(work)
     source = "gradients are ready when the forward pass ends: dH in the compute dtype, dW in float32"
     terms = [work_done.scratch, term("dH", "R * h * b", source, R=work.rows, h=student.hidden, b=work.student_bytes)]

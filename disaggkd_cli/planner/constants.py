@@ -85,16 +85,22 @@ CONSTANTS: dict[str, Constant] = {
 
 
 FULL_LOGITS_BYTES: dict[str, float] = {
-    "forward_kl": 39.0,
-    "reverse_kl": 43.0,
-    "jsd": 56.0,
-    "skewed_forward_kl": 49.0,
-    "skewed_reverse_kl": 51.0,
-    "symmetric_kl": 48.0,
-    "total_variation": 42.0,
+    "forward_kl": 29.0,
+    "reverse_kl": 32.0,
+    "jsd": 46.0,
+    "skewed_forward_kl": 41.0,
+    "skewed_reverse_kl": 41.0,
+    "symmetric_kl": 37.0,
+    "total_variation": 31.0,
 }
-"""Peak bytes per row and vocabulary entry of `loss.implementation: full` (our reference, float32 logits), traced with
-MemTracker."""
+"""Peak bytes per row and vocabulary entry of `loss.implementation: full` (our reference, float32 logits) at temperature
+1, traced with MemTracker."""
+
+TEMPERED_LOGITS_BYTES = 8.0
+"""What a temperature other than 1 adds to them: a copy of both sides' logits, traced likewise."""
+
+LOW_PRECISION_LOGITS_BYTES = 2.0
+"""What bfloat16 compute adds to them: the gradient of the logits in both dtypes, traced likewise."""
 
 FUSED_LOGIT_TRAFFIC = 32.0
 """Bytes of memory traffic per row and vocabulary entry in the fused loss: two float32 logits written and read twice,

@@ -60,6 +60,7 @@ def workload_of(config: Config, hardware: str | None = None, gpus: int | None = 
         packed=_packed(config, teacher, student),
         checkpointing=config.student.activation_checkpointing == "full",
         divergence=config.loss.divergence,
+        temperature=config.loss.temperature,
         implementation=config.loss.implementation,
         memory_budget=parse_bytes(config.loss.memory_budget),
         vocabulary_parallel=config.loss.vocabulary_parallel,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from disaggkd_cli.planner.constants import FULL_LOGITS_BYTES
-from disaggkd_cli.planner.loss_tiling import LossShape, choose_tiling
+from disaggkd_cli.losses.tiling import LossShape, choose_tiling
+from disaggkd_cli.planner.constants import FULL_LOGITS_BYTES, LOW_PRECISION_LOGITS_BYTES, TEMPERED_LOGITS_BYTES
 from disaggkd_cli.planner.terms import Term, term
 
 _MIXTURES = ("jsd", "skewed_forward_kl", "skewed_reverse_kl", "total_variation")
@@ -29,14 +29,23 @@ class LossWork:
 
 
 def full_logits(
-    rows: int, student_vocabulary: int, teacher_vocabulary: int, student_width: int, teacher_width: int, divergence: str
+    rows: int,
+    student_vocabulary: int,
+    teacher_vocabulary: int,
+    student_width: int,
+    teacher_width: int,
+    divergence: str,
+    temperature: float = 1.0,
+    compute_bytes: int = 4,
 ) -> LossWork:
     """The loss over full logits, `loss.implementation: full`: `2 V (3 H_s + H_t)` FLOPs a row."""
     scratch = term(
         "full logits",
         "c * R * V",
         "c traced with MemTracker on our reference loss, float32 logits",
-        c=FULL_LOGITS_BYTES[divergence],
+        c=FULL_LOGITS_BYTES[divergence]
+        + (TEMPERED_LOGITS_BYTES if temperature != 1 else 0.0)
+        + (LOW_PRECISION_LOGITS_BYTES if compute_bytes == 2 else 0.0),
         R=rows,
         V=max(student_vocabulary, teacher_vocabulary),
     )

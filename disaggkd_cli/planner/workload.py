@@ -73,6 +73,7 @@ class Workload:
     packed: bool = False
     checkpointing: bool = False
     divergence: str = "forward_kl"
+    temperature: float = 1.0
     implementation: str = "fused"
     memory_budget: int = 256 << 20
     vocabulary_parallel: bool = False

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -88,7 +90,9 @@ def test_a_large_layer_ends_with_its_gradients_instead_of_its_activations():
 
 def test_full_logits_by_hand():
     rank = memory.student_rank(toy_work(), fused=False)
-    assert terms_of(rank, "loss")["full logits"] == FULL_LOGITS_BYTES["forward_kl"] * 64 * 32
+    assert terms_of(rank, "loss")["full logits"] == (29 + 2) * 64 * 32  # bfloat16 compute
+    tempered = replace(toy_work(student_bytes=4), temperature=2.0)
+    assert terms_of(memory.student_rank(tempered, fused=False), "loss")["full logits"] == (29 + 8) * 64 * 32
     assert "dW of the head" not in terms_of(rank, "loss")
 
 
