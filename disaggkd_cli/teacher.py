@@ -45,6 +45,7 @@ def run_teacher(config: Config, place: Place, directory: RunDirectory | None) ->
     verify_split(model, head, f"teacher.model {source.name}")
     vocabulary, width = head.weight.shape
     backbone = backbone_of(model)
+    del model, head  # the head has been proved and is not used here: an untied one gives its memory back
     if decide_packing(config)[0]:
         verify_packing(backbone, vocabulary, f"teacher.model {source.name}")
 

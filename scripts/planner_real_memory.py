@@ -103,7 +103,7 @@ def rank_main(rank: int, case: tuple[str, str, int, bool], folder: str) -> None:
     torch.manual_seed(0)
     teacher = LlamaForCausalLM(LlamaConfig(**COMMON, **TEACHER)).eval()
     head = Head(teacher.lm_head.weight.detach().clone())
-    backbone = shard_teacher(teacher, mesh) if mode == "colocated" else None
+    backbone = shard_teacher(teacher.base_model, mesh) if mode == "colocated" else None
     # Like the trainer: the teacher's own head goes with the teacher; the student keeps the copy.
     teacher.lm_head = None
     slots = None if backbone is not None else torch.zeros(RING, TOKENS, TEACHER["hidden_size"])

@@ -52,7 +52,7 @@ class Parts:
 
     model: nn.Module
     teacher_head: Head
-    teacher_model: nn.Module | None
+    teacher_backbone: nn.Module | None
     tokenizer: Any
     splits: Splits
     identity: dict[str, Any]
@@ -85,7 +85,7 @@ def build_parts(config: Config, say: Say) -> Parts:
     verify_split(model, head, "the student")
     if pack:
         verify_packing(backbone_of(model), head.weight.shape[0], "the student")
-    teacher_model, teacher_head = _teacher(config, teacher_source, pack)
+    teacher_backbone, teacher_head = _teacher(config, teacher_source, pack)
     sizes = (teacher_head.weight.shape[0], head.weight.shape[0])
     if min(sizes) < shared:
         raise UserError(f"the heads hold {sizes[0]} and {sizes[1]} ids, fewer than the {shared} that the texts may use")
@@ -98,7 +98,7 @@ def build_parts(config: Config, say: Say) -> Parts:
         "seed": config.seed,
         "global batch (sequences)": config.global_batch_sequences,
     }
-    return Parts(model, teacher_head, teacher_model, tokenizer, splits, identity)
+    return Parts(model, teacher_head, teacher_backbone, tokenizer, splits, identity)
 
 
 def _now_and_then(say: Say, seconds: float = 5.0) -> Callable[[str, int], None]:
@@ -124,7 +124,7 @@ def _teacher(config: Config, source: Any, pack: bool) -> tuple[nn.Module | None,
     if pack:
         verify_packing(backbone_of(model), head.weight.shape[0], f"teacher.model {source.name}")
     weight, bias = head.weight.detach().clone(), None if head.bias is None else head.bias.detach().clone()
-    return model, Head(weight, bias, head.scale, head.softcap)
+    return backbone_of(model), Head(weight, bias, head.scale, head.softcap)
 
 
 def build_module(
@@ -163,7 +163,7 @@ def open_source(
     """
     if config.mode == "colocated":
         mesh = student_mesh(device.type, dist.group.WORLD)
-        backbone = shard_teacher(parts.teacher_model.to(device), mesh)
+        backbone = shard_teacher(parts.teacher_backbone.to(device), mesh)
         return ColocatedSource(backbone, items, device), None
     vocabulary, width = parts.teacher_head.weight.shape
     transport = config.transport

@@ -110,13 +110,13 @@ def shard_student(module: StudentModule, mesh: DeviceMesh, compute_dtype: torch.
         unit.set_force_sum_reduction_for_comms(True)
 
 
-def shard_teacher(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+def shard_teacher(backbone: nn.Module, mesh: DeviceMesh) -> nn.Module:
     """Shard a frozen teacher's backbone over `mesh`, a unit a decoder layer, and return it (colocated runs)."""
-    for parameter in model.parameters():
+    for parameter in backbone.parameters():
         parameter.requires_grad_(False)
-    for layer in decoder_layers(model)[1]:
+    for layer in decoder_layers(backbone)[1]:
         fully_shard(layer, mesh=mesh)
-    return fully_shard(backbone_of(model), mesh=mesh)
+    return fully_shard(backbone, mesh=mesh)
 
 
 def fsdp_units(module: nn.Module) -> list[FSDPModule]:
