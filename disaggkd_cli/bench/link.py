@@ -288,7 +288,8 @@ def _ring(pool: TeacherPool, requests: int, rows: int, depth: int) -> HiddenStat
 
 
 def _start(target: Callable, arguments: list[tuple]) -> list[multiprocessing.process.BaseProcess]:
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])  # torch is imported once, not once for each measurement
     peers = [context.Process(target=target, args=each, daemon=True) for each in arguments]
     for peer in peers:
         peer.start()
