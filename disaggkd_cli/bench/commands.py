@@ -89,4 +89,28 @@ def link(
         print(format_link_report(report), format_wire_rows(report["wire"]), sep="\n\n")
 
 
+@bench_app.command()
+def step(
+    config: Annotated[str, typer.Argument(metavar="CONFIG", help="The pair, data and batch to measure.")],
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Dotted overrides.")] = None,
+    steps: Annotated[int, typer.Option(min=4, help="Optimizer steps of each run; a quarter is warm-up.")] = 20,
+    repeats: Annotated[int, typer.Option(min=1, help="Rounds; the modes take turns in each.")] = 3,
+    mode: Annotated[list[str] | None, typer.Option(help="Only this mode; may be repeated.")] = None,
+    html: Annotated[str | None, typer.Option(metavar="FILE", help="Also write a page with the runs overlaid.")] = None,
+    keep: Annotated[str | None, typer.Option(metavar="DIR", help="Keep the runs in this new directory.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """One pair in three modes, on the same ranks and batch: speed, memory by role, stalls, losses, medians."""
+    from disaggkd_cli.bench.runs import MODES
+    from disaggkd_cli.bench.step import StepBenchOptions, bench_step, format_step_report
+    from disaggkd_cli.errors import UserError
+
+    for one in mode or ():
+        if one not in MODES:
+            raise UserError(f"--mode {one}: is not known; there are {', '.join(MODES)}")
+    options = StepBenchOptions(config, tuple(overrides or ()), steps, repeats, tuple(mode or MODES), keep)
+    result = bench_step(options, lambda line: print(line, file=sys.stderr, flush=True), html)
+    print(json.dumps(result, indent=2) if as_json else format_step_report(result))
+
+
 _DTYPES = ("float32", "bfloat16")

@@ -16,12 +16,13 @@ from disaggkd_cli.report.timeline import timelines
 _MOST_EVENTS = 60
 
 
-def render(runs: Sequence[Run]) -> str:
-    """Return the whole page."""
+def render(runs: Sequence[Run], first: str = "") -> str:
+    """Return the whole page; `first` is a section that stands before all others."""
     title = runs[0].name if len(runs) == 1 else f"{len(runs)} runs"
     when = time.strftime("%Y-%m-%d %H:%M:%S")
     parts = [
         f'<h1>{escape(title)}</h1><p class="facts">disaggkd report, written {when}</p>',
+        first,
         cards(runs),
         compared(runs),
         curves(runs),

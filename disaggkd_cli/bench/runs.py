@@ -1,0 +1,175 @@
+"""Start real `disaggkd run` jobs as children, watch what their ranks take, and read how they ended."""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from disaggkd_cli.config import Config
+from disaggkd_cli.errors import RunError, UserError
+
+MODES = ("colocated_full", "colocated_fused", "disaggregated_fused")
+_SAMPLE_SECONDS = 0.05
+_OUT_OF_MEMORY = (
+    "can't allocate memory",
+    "cannot allocate memory",
+    "out of memory",
+    "memoryerror",
+    "bad_alloc",
+    "not enough memory",
+)
+
+
+@dataclass
+class Watched:
+    """What a job's ranks took, by role (`student`, `teacher`): the largest of its ranks.
+
+    Attributes:
+        code: the job's exit code.
+        output: what it printed.
+        resident_bytes: highest resident memory of a rank, as the kernel counts it (VmHWM).
+        data_bytes: highest private writable memory of a rank (VmData), which RLIMIT_DATA limits; sampled.
+    """
+
+    code: int
+    output: str
+    resident_bytes: dict[str, int] = field(default_factory=dict)
+    data_bytes: dict[str, int] = field(default_factory=dict)
+
+
+def mode_overrides(config: Config, mode: str) -> list[str]:
+    """Return the overrides that turn `config` into one of `MODES`, with the same number of ranks and global batch.
+
+    Colocated modes put the student on all ranks that the disaggregated run has, teachers' ranks included.
+
+    Raises:
+        UserError: the global batch cannot be shared out among all ranks.
+    """
+    apart = config.student.ranks + config.teacher.replicas * config.teacher.ranks_per_replica
+    if mode == "disaggregated_fused":
+        return ["mode=disaggregated", "loss.implementation=fused"]
+    micro, rest = divmod(config.global_batch_sequences, apart * config.train.accumulation)
+    if rest or micro < 1:
+        raise UserError(
+            f"train.micro_batch_sequences: a step of {config.global_batch_sequences} sequences in "
+            f"{config.train.accumulation} micro-batches cannot be shared by the {apart} ranks of a colocated run; make "
+            f"student.ranks x train.micro_batch_sequences a multiple of {apart}"
+        )
+    implementation = mode.removeprefix("colocated_")
+    return [
+        "mode=colocated",
+        f"student.ranks={apart}",
+        f"train.micro_batch_sequences={micro}",
+        f"loss.implementation={implementation}",
+    ]
+
+
+def watch_run(arguments: Sequence[str], *, timeout: float, data_limit: int | None = None) -> Watched:
+    """Run `disaggkd run` with `arguments` to its end, sampling its ranks' memory.
+
+    Args:
+        arguments: config, overrides and options.
+        timeout: seconds after which the job is ended.
+        data_limit: bytes of private writable memory that each process of the job may have; the kernel refuses more.
+
+    Raises:
+        RunError: the job did not end in time.
+    """
+
+    def limit() -> None:
+        if data_limit is not None:
+            resource.setrlimit(resource.RLIMIT_DATA, (data_limit, data_limit))
+
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("DISAGGKD_")}
+    watched = Watched(-1, "")
+    deadline = time.monotonic() + timeout
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as printed:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "disaggkd_cli", "run", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=printed,
+            stderr=subprocess.STDOUT,
+            env={**environment, "COLUMNS": "200"},
+            preexec_fn=limit,
+            start_new_session=True,
+        )
+        try:
+            while process.poll() is None and time.monotonic() < deadline:
+                _sample(process.pid, watched)
+                time.sleep(_SAMPLE_SECONDS)
+        finally:
+            late = process.poll() is None
+            if late:
+                process.kill()  # its ranks die with it
+                process.wait()
+        printed.seek(0)
+        watched.output = printed.read()
+    if late:
+        raise RunError(f"a run of the bench did not end within {timeout:.0f} s:\n{watched.output[-2000:]}")
+    watched.code = process.returncode
+    return watched
+
+
+def _sample(parent: int, watched: Watched) -> None:
+    try:
+        children = psutil.Process(parent).children()
+    except psutil.Error:
+        return
+    for child in children:
+        try:
+            role = child.environ().get("DISAGGKD_ROLE")
+            lines = Path(f"/proc/{child.pid}/status").read_text().splitlines()
+        except (psutil.Error, OSError):
+            continue  # it has just ended, or there is no /proc here
+        if role is None:
+            continue
+        fields = dict(line.split(":", 1) for line in lines if ":" in line)
+        for name, taken in (("VmHWM", watched.resident_bytes), ("VmData", watched.data_bytes)):
+            if name in fields:
+                taken[role] = max(taken.get(role, 0), int(fields[name].split()[0]) * 1024)
+
+
+def out_of_memory(watched: Watched, logs: Path) -> str | None:
+    """Return the name of the rank that ran out of memory, or None when none did."""
+    for path in sorted([*logs.glob("*.log"), *logs.glob("*.out")]) if logs.is_dir() else []:
+        text = path.read_text(encoding="utf-8", errors="replace").lower()
+        if any(sign in text for sign in _OUT_OF_MEMORY):
+            return path.stem.replace("_", " ")
+    text = watched.output.lower()
+    return "student 0" if any(sign in text for sign in _OUT_OF_MEMORY) else None
+
+
+def machine() -> dict[str, object]:
+    """Return what the measurements were made on."""
+    name = platform.processor() or platform.machine()
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                name = line.split(":", 1)[1].strip()
+                break
+    except OSError:
+        pass  # not Linux: the plain name is all there is
+    import torch
+
+    return {
+        "processor": name,
+        "cores": os.cpu_count(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+
+
+Say = Callable[[str], None]

@@ -1,0 +1,51 @@
+"""Make the pair of configs/two-cores.yaml: random weights of a stated shape, and the tokenizer of tests/assets.
+
+    python scripts/make_two_core_pair.py [--output assets/two-core]
+
+The teacher has eight times the student's parameters in its layers, so that gathering it for every micro-batch shows in
+a colocated run. The weights are random (normal, 0.02): speed, memory, traffic and equality of losses do not depend on
+what a model knows. Both vocabularies are padded from the tokenizer's 2,048 ids to 8,192.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from pathlib import Path
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+TOKENIZER = Path(__file__).parents[1] / "tests" / "assets" / "tiny-austen"
+COMMON = {"vocab_size": 8192, "head_dim": 64, "max_position_embeddings": 1024, "eos_token_id": 0, "pad_token_id": 0,
+          "bos_token_id": None, "tie_word_embeddings": False}  # fmt: skip
+SHAPES = {
+    "teacher": {"hidden_size": 512, "num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 4,
+                "intermediate_size": 1536},
+    "student": {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
+                "intermediate_size": 768},
+}  # fmt: skip
+
+
+def make(name: str, output: Path) -> int:
+    """Write one model directory and return its number of parameters."""
+    torch.manual_seed(len(name))
+    model = LlamaForCausalLM(LlamaConfig(**COMMON, **SHAPES[name]))
+    directory = output / name
+    model.save_pretrained(directory)
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(TOKENIZER / file, directory / file)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def main() -> None:
+    """Make both."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--output", type=Path, default=Path("assets/two-core"))
+    output = parser.parse_args().output
+    for name in SHAPES:
+        print(f"{output / name}: {make(name, output):,} parameters")
+
+
+if __name__ == "__main__":
+    main()
