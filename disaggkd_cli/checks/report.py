@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -51,7 +53,7 @@ def summary(results: list[CheckResult]) -> str:
 
 def print_samples(samples: list[dict], console: Console) -> None:
     """Print what is supervised: on green, or in ⟦brackets⟧ where there is no colour."""
-    coloured = console.color_system is not None
+    coloured = console.color_system is not None and not console.no_color
     for sample in samples:
         marks = "on green" if coloured else "in ⟦brackets⟧"
         console.print(Text(f"sequence {sample['sequence']}, supervised text {marks}:", style="bold"))
@@ -68,4 +70,13 @@ def print_samples(samples: list[dict], console: Console) -> None:
 def to_json(results: list[CheckResult]) -> str:
     """Return `{passed, checks: [{name, outcome, figure, why, values, seconds}]}`."""
     passed = all(result.outcome != FAIL for result in results)
-    return json.dumps({"passed": passed, "checks": [asdict(result) for result in results]}, indent=2)
+    return json.dumps({"passed": passed, "checks": [_plain(asdict(result)) for result in results]}, indent=2)
+
+
+def _plain(value: Any) -> Any:
+    """Replace numbers that JSON does not have (NaN, infinities) by their names."""
+    if isinstance(value, dict):
+        return {key: _plain(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(one) for one in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -44,6 +44,17 @@ def test_supervised_text_is_green_with_colour():
     assert "⟦A" not in text
 
 
+def test_without_colour_on_a_terminal_too(monkeypatch):
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "⟦A cat.⟧" in printed(SAMPLES, True)
+
+
+def test_json_has_no_numbers_that_json_lacks():
+    text = to_json([CheckResult(FAIL, "", "", {"difference": float("nan"), "pair": [float("inf"), 1.0]}, "fused loss")])
+    values = json.loads(text, parse_constant=lambda name: pytest.fail(name))["checks"][0]["values"]
+    assert values == {"difference": "nan", "pair": ["inf", 1.0]}
+
+
 def test_the_table_names_every_check_and_the_last_line_the_failures():
     out = console(False)
     print_results(RESULTS, out)
