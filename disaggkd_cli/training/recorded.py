@@ -1,0 +1,149 @@
+"""A recording in the place of a live teacher: made for a config, and replayed to its student ranks."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+
+from disaggkd_cli.config import Config
+from disaggkd_cli.data import load_splits, load_tokenizer, tokenizer_fingerprint
+from disaggkd_cli.errors import UserError
+from disaggkd_cli.models import (
+    backbone_of,
+    decide_packing,
+    head_of,
+    load_causal_lm,
+    model_fingerprint,
+    requested_states,
+    resolve_source,
+    verify_packing,
+    verify_split,
+)
+from disaggkd_cli.models.load import DTYPES
+from disaggkd_cli.models.recording import Recorder, Recording, RecordingIdentity, request_key
+from disaggkd_cli.training.schedule import WorkItem, WorkPlan
+from disaggkd_cli.training.sources import SourceFigures, TeacherRows, request_of
+from disaggkd_cli.transport import Request
+from disaggkd_cli.units import format_bytes
+
+Say = Callable[[str], None]
+
+
+class RecordedSource:
+    """Hidden states from disk, through the interface of every other source. Nothing waits, nothing travels.
+
+    Args:
+        recording: of this run's teacher and tokenizer.
+        items: the rank's stream.
+        device: where the student computes.
+    """
+
+    def __init__(self, recording: Recording, items: Iterator[WorkItem], device: torch.device) -> None:
+        self._recording = recording
+        self._items = items
+        self._device = device
+
+    def take(self) -> TeacherRows:
+        """Return the next item.
+
+        Raises:
+            UserError: its micro-batch was not recorded.
+        """
+        item = next(self._items)
+        hidden = self._recording.hidden(key_of(request_of(item)))
+        if hidden is None:
+            raise UserError(
+                f"teacher.cache: {self._recording.directory} holds no hidden states of request {item.request_id} (step "
+                f"{item.step}): it was recorded with other texts, data.sequence_length, data.packing, seed, "
+                "train.steps or train.micro_batch_sequences; record again with this config"
+            )
+        return TeacherRows(item, hidden.to(self._device), 0.0, lambda: None)
+
+    def figures(self) -> SourceFigures:
+        """Everything always lies ready."""
+        return SourceFigures(ring_fill=1.0)
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+
+def key_of(request: Request) -> str:
+    """Return what a request is recorded under."""
+    return request_key(request.input_ids, request.document_lengths, request.rows)
+
+
+def recording_identity(config: Config, hidden_size: int) -> RecordingIdentity:
+    """Return what a recording for this config must belong to.
+
+    Raises:
+        UserError: float8 is asked for, whose scales a recording does not keep.
+    """
+    if config.transport.dtype == "float8":
+        raise UserError("teacher.cache: recordings hold no float8; set transport.dtype to bfloat16, float16 or float32")
+    source = resolve_source(config.teacher.model, trust_remote_code=config.teacher.trust_remote_code)
+    return RecordingIdentity(
+        model_fingerprint(source),
+        tokenizer_fingerprint(load_tokenizer(config.teacher.model)),
+        hidden_size,
+        config.transport.dtype,
+    )
+
+
+def open_recording(config: Config, hidden_size: int) -> Recording:
+    """Return the recording that `teacher.cache` names.
+
+    Raises:
+        UserError: there is none, or it belongs to another teacher, tokenizer or dtype.
+    """
+    return Recording(Path(config.teacher.cache).expanduser(), recording_identity(config, hidden_size))
+
+
+def record_run(config: Config, directory: Path, device: torch.device, say: Say) -> int:
+    """Record what the teacher answers to every request of a run of this config; return the number recorded now.
+
+    A micro-batch that returns (each evaluation reads the same ones) is recorded once. What the directory already holds
+    is not computed again.
+
+    Raises:
+        UserError: a model or the texts cannot be read, the disk is too small, or the directory holds something else.
+    """
+    tokenizer = load_tokenizer(config.student.model or config.teacher.model)
+    pack, _ = decide_packing(config)
+    splits = load_splits(config.data, tokenizer, pack=pack, seed=config.seed)
+    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id or 0
+    source = resolve_source(config.teacher.model, trust_remote_code=config.teacher.trust_remote_code)
+    model = load_causal_lm(source, DTYPES[config.teacher.dtype], "teacher.model").to(device)
+    head = head_of(model)
+    verify_split(model, head, f"teacher.model {source.name}")
+    backbone = backbone_of(model)
+    if pack:
+        verify_packing(backbone, head.weight.shape[0], f"teacher.model {source.name}")
+    recorder = Recorder(directory, recording_identity(config, head.weight.shape[1]))
+    plans = [WorkPlan(config, splits.train, splits.evaluation, rank, pad) for rank in range(config.student.ranks)]
+
+    def requests() -> Iterator[tuple[str, Request]]:
+        for plan in plans:
+            for item in plan.items(0):
+                request = request_of(item)
+                yield key_of(request), request
+
+    wanted = {key: request.num_rows for key, request in requests()}
+    missing = {key: rows for key, rows in wanted.items() if key not in recorder.keys}
+    element = getattr(torch, recorder.identity.dtype).itemsize
+    size = sum(missing.values()) * head.weight.shape[1] * element
+    free = shutil.disk_usage(directory).free
+    say(
+        f"{len(wanted)} requests, {len(wanted) - len(missing)} of them recorded already; {sum(missing.values()):,} "
+        f"rows to go, {format_bytes(size)} ({format_bytes(free)} free in {directory})"
+    )
+    if size > free:
+        raise UserError(f"teacher.cache: {directory} has {format_bytes(free)} left; {format_bytes(size)} are needed")
+    for key, request in requests():
+        if key in missing and key not in recorder.keys:
+            rows = requested_states(backbone, request.input_ids, request.document_lengths, request.rows, device)
+            recorder.add(key, rows)
+    recorder.flush()
+    return len(missing)
