@@ -2,6 +2,8 @@
 
 import io
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -136,3 +138,8 @@ def test_the_sample_has_four_lengths_even_of_one_sequence():
     ids = np.arange(200, dtype=np.int32)
     dataset = dataset_of([Sequence(ids, ids + 1, (200,))])
     assert [len(sequence) for sequence in sample_sequences(dataset, seed=1)] == list(SAMPLE_TOKENS)
+
+
+def test_the_command_is_imported_without_torch():
+    code = "import sys, disaggkd_cli.checks.command; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
