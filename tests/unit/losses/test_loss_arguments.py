@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from loss_cases import make_case
+from .loss_cases import make_case
 
 from disaggkd_cli.errors import UserError
 from disaggkd_cli.losses import Head, fused_kd_loss, reference_kd_loss

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 import torch
-from loss_cases import make_case, relative_error
+from .loss_cases import make_case, relative_error
 
 from disaggkd_cli.losses import DIVERGENCES, Head, fused_kd_loss
 

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 import torch
-from loss_cases import make_case, relative_error
+from .loss_cases import make_case, relative_error
 
 from disaggkd_cli.losses import DIVERGENCES, Head, fused_kd_loss, reference_kd_loss
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 import torch
-from loss_cases import make_case
+from .loss_cases import make_case
 
 from disaggkd_cli.bench.peak import peak_extra_bytes
 from disaggkd_cli.errors import UserError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from loss_cases import logits_case, make_case, relative_error
+from .loss_cases import logits_case, make_case, relative_error
 
 from disaggkd_cli.losses import DIVERGENCES, Head, fused_kd_loss, reference_kd_loss
 
