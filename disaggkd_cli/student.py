@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from disaggkd_cli.config import Config
-from disaggkd_cli.errors import DisaggkdError, SavedAndResumable
+from disaggkd_cli.errors import DisaggkdError, SavedAndResumable, UserError
 from disaggkd_cli.launch import Place, threads_for
 from disaggkd_cli.runtime import init_group, logger, meet, set_up
 from disaggkd_cli.training.build import build_module, build_parts, open_source
@@ -89,6 +89,11 @@ def _run(
         done = checkpoint.step
         checkpointer.started_step = done
         say(f"resuming after step {done} from {checkpoint.directory}")
+        if done > config.train.steps:
+            raise UserError(
+                f"train.steps: is {config.train.steps}, but {checkpoint.directory} is from after step {done}; "
+                "set more steps, or start in another run_dir"
+            )
     status.last_step, status.resumable = done, checkpoint is not None
     record()
     evaluations = _recorded_evaluations(directory, done)

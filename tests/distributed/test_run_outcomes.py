@@ -1,6 +1,7 @@
 """What a run leaves, how it resumes, and properties that a right loss must have."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -37,6 +38,16 @@ def test_interrupted_runs_end_in_the_same_weights(reference_config, reference, t
     assert weights_sha256(run) == weights_sha256(reference)
     assert losses(run) == losses(reference)
     assert [line["step"] for line in metrics(run)] == [line["step"] for line in metrics(reference)]
+
+
+def test_fewer_steps_than_are_done_already(reference_config, reference, tmp_path):
+    shutil.copytree(reference, tmp_path / "run")
+    code, output = disaggkd(
+        "run", str(reference_config), f"run_dir={tmp_path}/run", "train.steps=5", "--resume", "auto", "mode=colocated"
+    )
+    assert code == 2
+    assert "train.steps: is 5, but" in output
+    assert "is from after step 20" in output
 
 
 def test_what_a_run_leaves(reference):
