@@ -113,4 +113,36 @@ def step(
     print(json.dumps(result, indent=2) if as_json else format_step_report(result))
 
 
+@bench_app.command()
+def frontier(
+    config: Annotated[str, typer.Argument(metavar="CONFIG", help="The pair, data and batch to start from.")],
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Dotted overrides.")] = None,
+    cap: Annotated[str, typer.Option(help="What the tensors of one rank may take.")] = "512MiB",
+    teacher_layers: Annotated[list[int] | None, typer.Option(min=1, help="Layers; may be repeated.")] = None,
+    micro_batches: Annotated[list[int] | None, typer.Option(min=1, help="Sequences; may be repeated.")] = None,
+    vocabularies: Annotated[list[int] | None, typer.Option(min=2, help="Sizes; may be repeated.")] = None,
+    mode: Annotated[list[str] | None, typer.Option(help="Only this mode; may be repeated.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Under a real cap on each rank's memory, what each mode still trains, and what the planner predicted."""
+    from disaggkd_cli.bench.frontier import FrontierOptions, bench_frontier, format_frontier_report, parse_cap
+    from disaggkd_cli.bench.runs import MODES
+    from disaggkd_cli.errors import UserError
+
+    for one in mode or ():
+        if one not in MODES:
+            raise UserError(f"--mode {one}: is not known; there are {', '.join(MODES)}")
+    options = FrontierOptions(
+        config,
+        tuple(overrides or ()),
+        parse_cap(cap),
+        tuple(teacher_layers or ()),
+        tuple(micro_batches or ()),
+        tuple(vocabularies or ()),
+        tuple(mode or MODES),
+    )
+    result = bench_frontier(options, lambda line: print(line, file=sys.stderr, flush=True))
+    print(json.dumps(result, indent=2) if as_json else format_frontier_report(result))
+
+
 _DTYPES = ("float32", "bfloat16")

@@ -39,12 +39,14 @@ class Watched:
         output: what it printed.
         resident_bytes: highest resident memory of a rank, as the kernel counts it (VmHWM).
         data_bytes: highest private writable memory of a rank (VmData), which RLIMIT_DATA limits; sampled.
+        stopped: the job did not end by itself: `until` was true, or its time was up.
     """
 
     code: int
     output: str
     resident_bytes: dict[str, int] = field(default_factory=dict)
     data_bytes: dict[str, int] = field(default_factory=dict)
+    stopped: bool = False
 
 
 def mode_overrides(config: Config, mode: str) -> list[str]:
@@ -74,16 +76,23 @@ def mode_overrides(config: Config, mode: str) -> list[str]:
     ]
 
 
-def watch_run(arguments: Sequence[str], *, timeout: float, data_limit: int | None = None) -> Watched:
+def watch_run(
+    arguments: Sequence[str],
+    *,
+    timeout: float,
+    data_limit: int | None = None,
+    until: Callable[[], bool] | None = None,
+) -> Watched:
     """Run `disaggkd run` with `arguments` to its end, sampling its ranks' memory.
 
     Args:
         arguments: config, overrides and options.
         timeout: seconds after which the job is ended.
         data_limit: bytes of private writable memory that each process of the job may have; the kernel refuses more.
+        until: asked all the time; once true, enough is known and the job is ended.
 
     Raises:
-        RunError: the job did not end in time.
+        RunError: the job did not end in time, and there was no `until` that it could end by.
     """
 
     def limit() -> None:
@@ -104,17 +113,17 @@ def watch_run(arguments: Sequence[str], *, timeout: float, data_limit: int | Non
             start_new_session=True,
         )
         try:
-            while process.poll() is None and time.monotonic() < deadline:
+            while process.poll() is None and time.monotonic() < deadline and not (until and until()):
                 _sample(process.pid, watched)
                 time.sleep(_SAMPLE_SECONDS)
         finally:
-            late = process.poll() is None
-            if late:
+            watched.stopped = process.poll() is None
+            if watched.stopped:
                 process.kill()  # its ranks die with it
                 process.wait()
         printed.seek(0)
         watched.output = printed.read()
-    if late:
+    if watched.stopped and until is None:
         raise RunError(f"a run of the bench did not end within {timeout:.0f} s:\n{watched.output[-2000:]}")
     watched.code = process.returncode
     return watched
@@ -139,13 +148,13 @@ def _sample(parent: int, watched: Watched) -> None:
                 taken[role] = max(taken.get(role, 0), int(fields[name].split()[0]) * 1024)
 
 
-def out_of_memory(watched: Watched, logs: Path) -> str | None:
-    """Return the name of the rank that ran out of memory, or None when none did."""
+def out_of_memory(logs: Path, output: str = "") -> str | None:
+    """Return the name of the rank that ran out of memory by its log or the job's output; None when none did."""
     for path in sorted([*logs.glob("*.log"), *logs.glob("*.out")]) if logs.is_dir() else []:
         text = path.read_text(encoding="utf-8", errors="replace").lower()
         if any(sign in text for sign in _OUT_OF_MEMORY):
             return path.stem.replace("_", " ")
-    text = watched.output.lower()
+    text = output.lower()
     return "student 0" if any(sign in text for sign in _OUT_OF_MEMORY) else None
 
 
