@@ -52,6 +52,7 @@ def open_log(place: Place, directory: RunDirectory | None) -> None:
     """Send this rank's log to `logs/<role>_<rank>.log`, or to stderr where there is no run directory."""
     logger.setLevel(logging.INFO)
     logger.propagate = False
+    logging.raiseExceptions = False  # a full disk may cost log lines, but prints no traceback for each of them
     handler: logging.Handler = logging.StreamHandler(sys.stderr)
     if directory is not None:
         directory.logs.mkdir(parents=True, exist_ok=True)

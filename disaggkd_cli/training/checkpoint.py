@@ -141,6 +141,7 @@ class Checkpointer:
                     _prune(self.root, self.keep)
             except BaseException as failure:  # handed to the training thread by wait()
                 self._error = self._failure(step, failure)
+                shutil.rmtree(aside, ignore_errors=True)  # on a full disk the logs and the status need the room
 
         self.started_step = step
         self._finisher = threading.Thread(target=finish, name="checkpoint", daemon=True)

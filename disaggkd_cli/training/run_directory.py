@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import platform
 import sys
@@ -118,8 +119,11 @@ class Status:
     resumable: bool = False
 
     def write(self, directory: RunDirectory) -> None:
-        """Replace `status.json` in one move."""
-        _replace(directory.status, asdict(self))
+        """Replace `status.json` in one move. A disk that refuses it is logged; it must not hide why a run ended."""
+        try:
+            _replace(directory.status, asdict(self))
+        except OSError as error:
+            logging.getLogger("disaggkd").warning("%s could not be written: %s", directory.status, error.strerror)
 
 
 def read_status(directory: RunDirectory) -> Status | None:

@@ -194,6 +194,31 @@ def test_a_full_disk(reference_config, reference, tmp_path):
     assert_undisturbed(tmp_path / "warned", reference)
 
 
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 16 MiB, room for one checkpoint of 8.5 MiB and not for two."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(place)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("mounting a tmpfs needs root")
+    yield place
+    subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+def test_a_disk_that_is_really_full(reference_config, reference, small_disk):
+    run = small_disk / "run"
+    code, output = disaggkd("run", str(reference_config), f"run_dir={run}", "--restarts", "0")
+    assert code == 1
+    assert f"checkpoint of step 14 could not be written to {run}/checkpoints" in output.splitlines()[-2]
+    assert [path.name for path in (run / "checkpoints").glob("step_*")] == ["step_00000007"]
+    subprocess.run(["mount", "-o", "remount,size=64m", str(small_disk)], check=True)
+    code, output = disaggkd("run", str(reference_config), f"run_dir={run}", "--resume", "auto")
+    assert code == 0, output
+    assert "resuming after step 7" in output
+    assert_undisturbed(run, reference)
+
+
 def test_a_damaged_checkpoint_is_passed_over_aloud(reference_config, reference, tmp_path):
     run = tmp_path / "run"
     code, output = disaggkd("run", str(reference_config), f"run_dir={run}", "train.stop_at=15")
