@@ -86,7 +86,8 @@ def main() -> None:
         optimizer.zero_grad(set_to_none=True)
         schedule.step()
         if step % 20 == 0 or step == options.steps - 1:
-            print(f"step {step + 1}/{options.steps}  loss {loss.item():.3f}  {time.monotonic() - started:.0f} s", flush=True)
+            seconds = time.monotonic() - started
+            print(f"step {step + 1}/{options.steps}  loss {loss.item():.3f}  {seconds:.0f} s", flush=True)
     model.to(torch.bfloat16).save_pretrained(options.output)
     tokenizer.save_pretrained(options.output)
 

@@ -13,7 +13,7 @@ from disaggkd_cli.transport.wire import WIRE_DTYPES, decode_payload, encode_payl
 
 _ROWS, _WIDTH, _VOCABULARY = 256, 512, 4096
 _LOUD_CHANNELS, _LOUDNESS = 4, 30.0
-"""Final hidden states of real models have a few channels far larger than the rest, which is what float8 suffers from."""
+"""Final hidden states of real models have a few channels far larger than the rest; float8 suffers from them."""
 
 
 @dataclass(frozen=True)

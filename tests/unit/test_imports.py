@@ -88,6 +88,6 @@ def test_no_pickle_and_no_object_collectives():
         names = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
         imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
         assert "pickle" not in imported, path
-        collectives = {f"{what}_object{end}" for what in ("send", "recv", "broadcast", "gather", "all_gather", "scatter")
-                       for end in ("", "_list")}  # fmt: skip
+        verbs = ("send", "recv", "broadcast", "gather", "all_gather", "scatter")
+        collectives = {f"{verb}_object{end}" for verb in verbs for end in ("", "_list")}
         assert not names & collectives, path

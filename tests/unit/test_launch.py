@@ -48,7 +48,8 @@ def test_a_colocated_world_is_all_student():
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_ranks_that_do_not_add_up(size):
     run = config(student={"ranks": 2}, teacher={"replicas": 1})
-    with pytest.raises(UserError, match=f"torchrun started {size} ranks, but the config needs 3: student.ranks=2 and 1"):
+    expected = f"torchrun started {size} ranks, but the config needs 3: student.ranks=2 and 1"
+    with pytest.raises(UserError, match=expected):
         find_place(run, "run", torchrun(0, size))
 
 

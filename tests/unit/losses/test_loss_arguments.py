@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from .loss_cases import make_case
 
 from disaggkd_cli.errors import UserError
 from disaggkd_cli.losses import Head, fused_kd_loss, reference_kd_loss
+
+from .loss_cases import make_case
 
 
 def _broken(**changes):

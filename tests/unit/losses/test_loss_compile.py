@@ -8,9 +8,10 @@ import sys
 
 import pytest
 import torch
-from .loss_cases import make_case, relative_error
 
 from disaggkd_cli.losses import DIVERGENCES, Head, fused_kd_loss
+
+from .loss_cases import make_case, relative_error
 
 
 def _compiled_against_eager(divergence: str, seed: int) -> None:

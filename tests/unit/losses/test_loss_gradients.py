@@ -6,9 +6,10 @@ import itertools
 
 import pytest
 import torch
-from .loss_cases import make_case, relative_error
 
 from disaggkd_cli.losses import DIVERGENCES, Head, fused_kd_loss, reference_kd_loss
+
+from .loss_cases import make_case, relative_error
 
 SHAPES = [(37, 53, 53), (5, 101, 90), (12, 61, 77)]
 BUDGETS = ["1MiB", 24_000]

@@ -7,12 +7,13 @@ import sys
 
 import pytest
 import torch
-from .loss_cases import make_case
 
 from disaggkd_cli.bench.peak import peak_extra_bytes
 from disaggkd_cli.errors import UserError
 from disaggkd_cli.losses import fused_kd_loss
 from disaggkd_cli.losses.tiling import LossShape, choose_tiling
+
+from .loss_cases import make_case
 
 CPU = torch.device("cpu")
 

@@ -6,9 +6,10 @@ import itertools
 
 import pytest
 import torch
-from .loss_cases import Case, logits_case, make_case, relative_error
 
 from disaggkd_cli.losses import DIVERGENCES, Head, fused_kd_loss, reference_kd_loss
+
+from .loss_cases import Case, logits_case, make_case, relative_error
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 

@@ -6,10 +6,11 @@ import math
 
 import pytest
 import torch
-from .loss_cases import logits_case, make_case
 from torch import nn
 
 from disaggkd_cli.losses import DIVERGENCES, Head, fused_kd_loss, reference_kd_loss
+
+from .loss_cases import logits_case, make_case
 
 LOSSES = [fused_kd_loss, reference_kd_loss]
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from .loss_cases import logits_case, make_case, relative_error
 
 from disaggkd_cli.losses import DIVERGENCES, Head, fused_kd_loss, reference_kd_loss
+
+from .loss_cases import logits_case, make_case, relative_error
 
 LOSSES = [fused_kd_loss, reference_kd_loss]
 

@@ -21,6 +21,7 @@ from disaggkd_cli.training.checkpoint import (
 )
 from disaggkd_cli.training.resume import choose_checkpoint
 
+OTHER_FORMAT = '{"format": 99, "files": {}, "step": 3, "identity": {}}'
 IDENTITY = {"data": "d" * 64, "tokenizer": "t" * 64, "seed": 42}
 
 
@@ -128,7 +129,7 @@ def weights(directory):
         (lambda d: (d / "manifest.json").unlink(), "was never finished"),
         (lambda d: (d / "manifest.json").write_text("{"), "is damaged"),
         (lambda d: (d / "manifest.json").write_text("[]"), "is damaged"),
-        (lambda d: (d / "manifest.json").write_text('{"format": 99, "files": {}, "step": 3, "identity": {}}'), "format 99"),
+        (lambda d: (d / "manifest.json").write_text(OTHER_FORMAT), "format 99"),
     ],
 )
 def test_damage_is_refused_and_the_one_before_is_used(saved, damage, message):
@@ -185,7 +186,8 @@ def test_a_checkpoint_that_cannot_be_written_keeps_the_previous_one(saved, monke
 
 def test_resume_refuses_what_belongs_to_another_run(saved):
     root, _ = saved
-    with pytest.raises(UserError, match=r"this changed: data \(was dddddddddddd, is xxxxxxxxxxxx\); seed \(was 42, is 7\)"):
+    expected = r"this changed: data \(was dddddddddddd, is xxxxxxxxxxxx\); seed \(was 42, is 7\)"
+    with pytest.raises(UserError, match=expected):
         choose_checkpoint(root, "auto", {**IDENTITY, "data": "x" * 64, "seed": 7}, lambda _: None)
 
 
