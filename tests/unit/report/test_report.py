@@ -50,7 +50,8 @@ def written_run(root: Path, steps: int, *, state: str = "finished", slope: float
         }  # fmt: skip
         lines.append({
             "step": step, "loss": 2.0 - slope * step, "kd": 2.0 - slope * step, "ce": 6.0,
-            "top1_agreement": 0.01 * step, "learning_rate": 1e-3, "grad_norm": 1.0, "supervised_tokens": 192, "tokens_per_second": 1920.0,
+            "top1_agreement": 0.01 * step, "learning_rate": 1e-3, "grad_norm": 1.0,
+            "supervised_tokens": 192, "tokens_per_second": 1920.0,
             "step_seconds": 0.1, "stall_seconds": 0.025, "ring_fill": 0.5, "received_bytes": 98304,
             "peak_memory_bytes": 400 << 20, "teachers": teachers,
         })  # fmt: skip
