@@ -25,10 +25,12 @@ FORK_SERVER = multiprocessing.get_context("forkserver")
 FORK_SERVER.set_forkserver_preload(["disaggkd_cli.transport"])
 
 
-def expected_digest(start: int, stop: int, seed: int = 1, sequence: int = 100, width: int = WIDTH) -> str:
-    """Return the sha256 of everything an undisturbed student gets delivered in bfloat16."""
+def expected_digest(
+    start: int, stop: int, seed: int = 1, sequence: int = 100, width: int = WIDTH, rows: str = ""
+) -> str:
+    """Return the sha256 of everything that an undisturbed student started with these options gets, in bfloat16."""
     digest = hashlib.sha256()
-    for request in make_requests(start, stop, seed, sequence):
+    for request in make_requests(start, stop, seed, sequence, every_row=rows == "all"):
         digest.update(request.request_id.to_bytes(8, "little"))
         digest.update(fake_hidden(request, width).to(torch.bfloat16).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

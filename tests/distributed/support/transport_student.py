@@ -1,7 +1,7 @@
 """A student process of the transport's tests: transport_student.py RANK ENDPOINT [key=value ...].
 
-Takes requests `start`..`stop`, checks every lease against the fake teacher's own formula, and prints one JSON record
-with the sha256 of all that was delivered in order.
+Takes requests `start`..`stop`, checks every lease against the fake teacher's own formula when it takes it and before it
+gives it back, and prints one JSON record with the sha256 of all that was delivered in order.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ import sys
 import time
 
 import torch
+from torch import Tensor
 from transport_parts import WIDTH, fake_hidden, make_requests
 
 from disaggkd_cli.errors import DisaggkdError
-from disaggkd_cli.transport import HiddenStateRing, Identity, StopReason, TeacherPool, TeachersLost, open_store
+from disaggkd_cli.transport import HiddenStateRing, Identity, Lease, StopReason, TeacherPool, TeachersLost, open_store
 
 
 def main(arguments: list[str]) -> None:
@@ -52,13 +53,15 @@ def main(arguments: list[str]) -> None:
         for lease in ring:
             if len(record["ids"]) == 5:
                 began = time.monotonic()
-            if options.get("check") != "no":
+            checked = options.get("check") != "no"
+            if checked:
                 expected = fake_hidden(lease.request, width).to(lease.hidden.dtype)
-                if not torch.equal(lease.hidden, expected):
-                    raise AssertionError(f"lease {lease.request_id} holds other hidden states than the teacher's")
+                assert_same(lease, expected, "when it is taken")
                 digest.update(lease.request_id.to_bytes(8, "little"))
                 digest.update(lease.hidden.contiguous().view(torch.uint8).numpy().tobytes())
             time.sleep(float(options.get("pause", 0)))
+            if checked:
+                assert_same(lease, expected, "before it is given back")
             record["ids"].append(lease.request_id)
             print("step", lease.request_id, file=sys.stderr, flush=True)
             lease.release()
@@ -74,6 +77,11 @@ def main(arguments: list[str]) -> None:
     record["teachers"] = pool.stats()
     pool.close(ending)
     print(json.dumps(record), flush=True)
+
+
+def assert_same(lease: Lease, expected: Tensor, when: str) -> None:
+    if not torch.equal(lease.hidden, expected):
+        raise AssertionError(f"lease {lease.request_id} holds other hidden states than the teacher's {when}")
 
 
 if __name__ == "__main__":
