@@ -122,6 +122,7 @@ def frontier(
     micro_batches: Annotated[list[int] | None, typer.Option(min=1, help="Sequences; may be repeated.")] = None,
     vocabularies: Annotated[list[int] | None, typer.Option(min=2, help="Sizes; may be repeated.")] = None,
     mode: Annotated[list[str] | None, typer.Option(help="Only this mode; may be repeated.")] = None,
+    cap_loading: Annotated[bool, typer.Option("--cap-loading", help="Limit loading too, not only training.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Under a real cap on each rank's memory, what each mode still trains, and what the planner predicted."""
@@ -140,6 +141,7 @@ def frontier(
         tuple(micro_batches or ()),
         tuple(vocabularies or ()),
         tuple(mode or MODES),
+        cap_loading,
     )
     result = bench_frontier(options, lambda line: print(line, file=sys.stderr, flush=True))
     print(json.dumps(result, indent=2) if as_json else format_frontier_report(result))

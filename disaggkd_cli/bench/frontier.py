@@ -3,7 +3,8 @@
 On CPUs the cap is the kernel's (RLIMIT_DATA: private writable memory), set on every process of a run, so that a rank
 that wants more is refused. What a rank takes before it holds any model of note (interpreter, libraries, threads) is
 measured first, on a pair of next to nothing, and granted on top of the cap: the cap is then for tensors, as the planner
-counts them. Beside each measured cell stands the planner's prediction.
+counts them. It is in force from the first step on; loading, of which the planner knows nothing, is limited as well only
+with `cap_loading`. Beside each measured cell stands the planner's prediction.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from disaggkd_cli.training.run_directory import RunDirectory, read_status
 from disaggkd_cli.units import format_bytes, parse_bytes
 
 _TINY = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "head_dim": 8}
-_STEPS = 3
+_STEPS = 4
 """Steps that a cell must do: from the second on there is the optimizer's state. Checkpoints and the export, which take
 memory of their own, are not waited for."""
 
@@ -42,6 +43,7 @@ class FrontierOptions:
         cap: bytes that the tensors of a rank may take.
         teacher_layers, micro_batches, vocabularies: values to take one after the other, all else as in the config.
         modes: which of `MODES`.
+        cap_loading: the cap is in force from a rank's start.
         timeout: seconds that one cell may take.
     """
 
@@ -52,6 +54,7 @@ class FrontierOptions:
     micro_batches: Sequence[int] = ()
     vocabularies: Sequence[int] = ()
     modes: Sequence[str] = MODES
+    cap_loading: bool = False
     timeout: float = 120.0
 
 
@@ -103,6 +106,7 @@ def bench_frontier(options: FrontierOptions, say: Say) -> dict[str, Any]:
         "machine": machine(),
         "config": options.config,
         "overrides": list(options.overrides),
+        "cap_loading": options.cap_loading,
         "cap_bytes": options.cap,
         "baseline_bytes": baseline,
         "cells": [asdict(cell) for cell in cells],
@@ -199,7 +203,13 @@ def _baseline(options: FrontierOptions, maker: _Pairs, root: Path) -> dict[str, 
     for mode in sorted(needed):
         shutil.rmtree(directory.root, ignore_errors=True)
         arguments = _arguments(options, mode, [*pair, "loss.memory_budget=1MiB"], directory.root)
-        watched = watch_run([*arguments, "--restarts", "0"], timeout=options.timeout, until=lambda: _trained(directory))
+        watched = watch_run(
+            [*arguments, "--restarts", "0"],
+            timeout=options.timeout,
+            data_limit=1 << 50,
+            limit_from=lambda: _loaded(directory),
+            until=lambda: _trained(directory),
+        )
         if not _trained(directory):
             raise UserError(f"bench frontier: the config does not run even with the smallest pair:\n{watched.output}")
         for role, size in watched.data_bytes.items():
@@ -232,7 +242,13 @@ def _cell(
     def settled() -> bool:
         return _trained(directory) or out_of_memory(directory.logs) is not None
 
-    watched = watch_run([*arguments, "--restarts", "0"], timeout=options.timeout, data_limit=limit, until=settled)
+    watched = watch_run(
+        [*arguments, "--restarts", "0"],
+        timeout=options.timeout,
+        data_limit=limit,
+        limit_from=None if options.cap_loading else lambda: _loaded(directory),
+        until=settled,
+    )
     measured, reason = OK, ""
     if not _trained(directory):
         rank = out_of_memory(directory.logs, watched.output)
@@ -253,6 +269,11 @@ def _cell(
         measured_bytes={role: max(0, size - baseline[role]) for role, size in taken.items()},
         reason=reason,
     )
+
+
+def _loaded(directory: RunDirectory) -> bool:
+    """Whether the evaluation before the first step is done, so that everything is in its place."""
+    return bool(read_metrics(directory.metrics))
 
 
 def _trained(directory: RunDirectory) -> bool:

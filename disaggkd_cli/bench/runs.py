@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import platform
 import resource
+import signal
 import subprocess
 import sys
 import tempfile
@@ -20,6 +23,9 @@ from disaggkd_cli.errors import RunError, UserError
 
 MODES = ("colocated_full", "colocated_fused", "disaggregated_fused")
 _SAMPLE_SECONDS = 0.05
+_TIDY_ALLOCATOR = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+"""Has glibc give freed memory back at once, so that a limit on a process is a limit on its tensors."""
+
 _OUT_OF_MEMORY = (
     "can't allocate memory",
     "cannot allocate memory",
@@ -81,6 +87,7 @@ def watch_run(
     *,
     timeout: float,
     data_limit: int | None = None,
+    limit_from: Callable[[], bool] | None = None,
     until: Callable[[], bool] | None = None,
 ) -> Watched:
     """Run `disaggkd run` with `arguments` to its end, sampling its ranks' memory.
@@ -89,14 +96,19 @@ def watch_run(
         arguments: config, overrides and options.
         timeout: seconds after which the job is ended.
         data_limit: bytes of private writable memory that each process of the job may have; the kernel refuses more.
+        limit_from: asked all the time; the limit is set on the ranks once it is true, rather than from their start.
+            What they took before that is forgotten then.
         until: asked all the time; once true, enough is known and the job is ended.
 
     Raises:
         RunError: the job did not end in time, and there was no `until` that it could end by.
     """
 
-    def limit() -> None:
-        if data_limit is not None:
+    def prepare_child() -> None:
+        # Linux: a job must not outlive a bench that is killed.
+        if sys.platform == "linux":
+            ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+        if data_limit is not None and limit_from is None:
             resource.setrlimit(resource.RLIMIT_DATA, (data_limit, data_limit))
 
     environment = {name: value for name, value in os.environ.items() if not name.startswith("DISAGGKD_")}
@@ -108,12 +120,16 @@ def watch_run(
             stdin=subprocess.DEVNULL,
             stdout=printed,
             stderr=subprocess.STDOUT,
-            env={**environment, "COLUMNS": "200"},
-            preexec_fn=limit,
+            env={**environment, "COLUMNS": "200", **(_TIDY_ALLOCATOR if data_limit is not None else {})},
+            preexec_fn=prepare_child,
             start_new_session=True,
         )
         try:
             while process.poll() is None and time.monotonic() < deadline and not (until and until()):
+                if data_limit is not None and limit_from is not None and limit_from():
+                    _limit_ranks(process.pid, data_limit)
+                    watched.data_bytes.clear()
+                    limit_from = None
                 _sample(process.pid, watched)
                 time.sleep(_SAMPLE_SECONDS)
         finally:
@@ -127,6 +143,12 @@ def watch_run(
         raise RunError(f"a run of the bench did not end within {timeout:.0f} s:\n{watched.output[-2000:]}")
     watched.code = process.returncode
     return watched
+
+
+def _limit_ranks(parent: int, data_limit: int) -> None:
+    for child in psutil.Process(parent).children():
+        with contextlib.suppress(ProcessLookupError):
+            resource.prlimit(child.pid, resource.RLIMIT_DATA, (data_limit, data_limit))
 
 
 def _sample(parent: int, watched: Watched) -> None:

@@ -1,6 +1,7 @@
 """`disaggkd bench step|frontier` on real runs: the same losses, figures of each role, real limits, honest verdicts."""
 
 import json
+import time
 
 import pytest
 
@@ -18,7 +19,7 @@ from disaggkd_cli.bench.runs import MODES, mode_overrides, out_of_memory, watch_
 from disaggkd_cli.bench.step import claims, format_step_report
 from disaggkd_cli.config import load
 from disaggkd_cli.errors import RunError, UserError
-from tests.support.runs import TINY_TEACHER, disaggkd, write_config
+from tests.support.runs import TINY_TEACHER, descendants, disaggkd, process_ids, start, write_config
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +118,22 @@ def test_a_run_that_takes_too_long_is_ended(tmp_path):
     config = write_config(tmp_path / "config.yaml", train__steps=100000)
     with pytest.raises(RunError, match="did not end within 6 s"):
         watch_run([str(config), f"run_dir={tmp_path / 'run'}"], timeout=6)
+
+
+@pytest.mark.timeout(120)
+def test_a_killed_bench_leaves_no_run_behind(tmp_path):
+    config = write_config(tmp_path / "config.yaml")
+    bench = start(["bench", "step", str(config), "--steps", "100000", "--repeats", "1"])
+    deadline = time.monotonic() + 60
+    while not process_ids("student", str(config)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert process_ids("student", str(config))
+    bench.kill()
+    bench.communicate()
+    deadline = time.monotonic() + 30
+    while descendants(str(config)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not descendants(str(config))
 
 
 @pytest.mark.timeout(240)
