@@ -78,10 +78,15 @@ def teacher(
     overrides: Overrides = None,
     print_config: PrintConfig = False,
     dry_run: DryRun = False,
+    record: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Record this run's hidden states for teacher.cache and end.")
+    ] = None,
 ) -> None:
     """One teacher replica as a job of its own: joins the student at launch.rendezvous; may come and go."""
-    from disaggkd_cli.jobs import run_job
+    from disaggkd_cli.jobs import record_job, run_job
 
+    if record is not None:
+        raise typer.Exit(record_job(config, overrides or [], record))
     raise typer.Exit(run_job("teacher", config, overrides or [], "never", 0, print_config, dry_run))
 
 

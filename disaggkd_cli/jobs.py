@@ -43,6 +43,22 @@ def run_job(
     return _one_rank(command, config, resume)
 
 
+def record_job(path: str, overrides: Sequence[str], directory: str) -> int:
+    """Record the hidden states that a run of this config would ask its teachers for, and return the exit code.
+
+    Raises:
+        UserError: what cannot be read, or a directory that holds something else.
+    """
+    config = load(path, [*overrides, "teacher.cache=null"], running=True)
+    from disaggkd_cli.runtime import set_up
+    from disaggkd_cli.training.recorded import record_run
+
+    device = set_up(config, Place(TEACHER), None)
+    count = record_run(config, Path(directory).expanduser(), device, _log.info)
+    _log.info("recorded %d requests; set teacher.cache=%s", count, directory)
+    return 0
+
+
 def _check_command(command: str, config: Config, resume: str) -> None:
     launcher = under_launcher()
     if command in (STUDENT, TEACHER) and config.mode == "colocated" and launcher != "disaggkd":

@@ -124,6 +124,8 @@ def _together(config: Config) -> Iterator[str]:
         yield f"student.{starts[0]}: give only one of student.{', student.'.join(starts)}"
     if student.from_teacher is not None:
         yield from _layers(student.from_teacher.layers)
+    if student.lora is not None:
+        yield from _lora(student)
     if teacher.parallelism == "tensor" and config.mode == "colocated":
         yield "teacher.parallelism: tensor needs ranks of the teacher's own; colocated teachers are sharded with fsdp"
     rendezvous = config.launch.rendezvous
@@ -136,6 +138,20 @@ def _together(config: Config) -> Iterator[str]:
                 f"launch.rendezvous: {host} is another interface, but launch.bind=loopback keeps listeners on this "
                 "machine; set launch.bind=all or the address to listen on"
             )
+
+
+def _lora(student: Any) -> Iterator[str]:
+    lora, targets = student.lora, student.lora.targets
+    if lora.rank < 1:
+        yield f"student.lora.rank: {lora.rank} must be at least 1"
+    if not lora.alpha > 0:
+        yield f"student.lora.alpha: {lora.alpha} must be above 0"
+    if not 0 <= lora.dropout < 1:
+        yield f"student.lora.dropout: {lora.dropout} must lie between 0 and 1"
+    if not isinstance(targets, (str, list)) or not all(isinstance(name, str) for name in targets) or not targets:
+        yield f"student.lora.targets: {targets!r} must be all-linear or a list of names, such as [q_proj, v_proj]"
+    if student.from_config:
+        yield "student.lora: fresh random weights would stay random under adapters; start from student.model instead"
 
 
 def _layers(layers: Any) -> Iterator[str]:
@@ -171,8 +187,10 @@ def _for_a_run(config: Config) -> Iterator[str]:
         yield from _data_path("data.eval", config.data.eval)
     if config.data.chat_template:
         yield from _data_path("data.chat_template", config.data.chat_template)
-    if config.teacher.cache:
-        yield "teacher.cache: recorded hidden states are not available in this version; remove the key"
+    if config.teacher.cache and config.mode == "colocated":
+        yield "teacher.cache: replaces teachers elsewhere; set mode=disaggregated, or remove the key"
+    elif config.teacher.cache and not Path(config.teacher.cache).expanduser().is_dir():
+        yield f"teacher.cache: {config.teacher.cache} is no directory; `disaggkd teacher CONFIG --record DIR` makes one"
     if config.loss.vocabulary_parallel:
         yield "loss.vocabulary_parallel: is not available in `run` in this version; remove the key"
     if student.replicate > 1:

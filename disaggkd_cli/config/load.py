@@ -60,6 +60,13 @@ class _StrictLoader(yaml.SafeLoader):
 _StrictLoader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
 )
+# YAML 1.1 reads on, off, yes and no as truth values; here `packing: off` is a word.
+for _letter in "oOyYnN":
+    _StrictLoader.yaml_implicit_resolvers[_letter] = [
+        resolver
+        for resolver in _StrictLoader.yaml_implicit_resolvers.get(_letter, [])
+        if resolver[0] != "tag:yaml.org,2002:bool"
+    ]
 
 
 def load(path: str | Path, overrides: Sequence[str] = (), *, running: bool = False) -> Config:

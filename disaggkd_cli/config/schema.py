@@ -79,6 +79,23 @@ class FromTeacherConfig:
 
 
 @dataclass
+class LoraConfig:
+    """Low-rank adapters in the student (needs peft): only they are trained."""
+
+    rank: int = 16
+    """Rank of each adapter."""
+
+    alpha: float = 32.0
+    """An adapter's change is multiplied by alpha / rank."""
+
+    targets: Any = "all-linear"
+    """Which modules get one: ends of their names, such as [q_proj, v_proj], or all-linear (never the LM head)."""
+
+    dropout: float = 0.0
+    """Dropout on an adapter's input, in training."""
+
+
+@dataclass
 class StudentConfig:
     """The model that is trained."""
 
@@ -90,6 +107,9 @@ class StudentConfig:
 
     from_config: str | None = None
     """Start from fresh random weights: a `config.json`, a directory that holds one, or a hub name."""
+
+    lora: LoraConfig | None = None
+    """Train low-rank adapters instead of the weights; the student's start must then be a model or from_teacher."""
 
     ranks: int = 1
     """Ranks that the student's parameters, gradients and optimizer state are sharded over (FSDP2)."""

@@ -9,16 +9,24 @@ from transformers import AutoModelForCausalLM
 from disaggkd_cli.config import Config
 from disaggkd_cli.models.layers import student_from_layers
 from disaggkd_cli.models.load import load_causal_lm, load_config, resolve_source
+from disaggkd_cli.models.lora import add_adapters
 
 
 def build_student(config: Config) -> nn.Module:
     """Return the student as the config describes it, in float32 (its master weights), on the CPU, in eval mode.
 
-    Fresh weights are drawn from `config.seed`, so that every rank builds the same ones.
+    Fresh weights, also of adapters, are drawn from `config.seed`, so that every rank builds the same ones.
 
     Raises:
-        UserError: when a model cannot be read, or the teacher has no such layers.
+        UserError: when a model cannot be read, the teacher has no such layers, or adapters cannot be put in.
     """
+    model = _starting_weights(config)
+    if config.student.lora is not None:
+        add_adapters(model, config.student.lora, config.seed)
+    return model.eval()
+
+
+def _starting_weights(config: Config) -> nn.Module:
     student = config.student
     if student.from_teacher is not None:
         source = resolve_source(config.teacher.model, trust_remote_code=config.teacher.trust_remote_code)

@@ -13,7 +13,7 @@ from torch import nn
 
 from disaggkd_cli.config import Config
 from disaggkd_cli.data import Splits, compare_vocabularies, load_splits, load_tokenizer, tokenizer_fingerprint
-from disaggkd_cli.errors import SavedAndResumable, UserError
+from disaggkd_cli.errors import SavedAndResumable
 from disaggkd_cli.losses import Head
 from disaggkd_cli.models import (
     backbone_of,
@@ -24,11 +24,13 @@ from disaggkd_cli.models import (
     load_head,
     model_fingerprint,
     resolve_source,
+    verify_ids,
     verify_packing,
     verify_split,
 )
 from disaggkd_cli.models.load import DTYPES
 from disaggkd_cli.training.optimizer import build_optimizer
+from disaggkd_cli.training.recorded import RecordedSource, open_recording
 from disaggkd_cli.training.schedule import WorkItem
 from disaggkd_cli.training.sources import ColocatedSource, HiddenStateSource, RemoteSource
 from disaggkd_cli.training.student_module import StudentModule, freeze, shard_student, shard_teacher, student_mesh
@@ -87,8 +89,8 @@ def build_parts(config: Config, say: Say) -> Parts:
         verify_packing(backbone_of(model), head.weight.shape[0], "the student")
     teacher_backbone, teacher_head = _teacher(config, teacher_source, pack)
     sizes = (teacher_head.weight.shape[0], head.weight.shape[0])
-    if min(sizes) < shared:
-        raise UserError(f"the heads hold {sizes[0]} and {sizes[1]} ids, fewer than the {shared} that the texts may use")
+    for dataset in (splits.train, splits.evaluation):
+        verify_ids(dataset.input_ids, dataset.labels, shared, sizes)
     identity = {
         "data": splits.train.fingerprint,
         "held-out data": splits.evaluation.fingerprint,
@@ -166,6 +168,8 @@ def open_source(
         backbone = shard_teacher(parts.teacher_backbone.to(device), mesh)
         return ColocatedSource(backbone, items, device), None
     vocabulary, width = parts.teacher_head.weight.shape
+    if config.teacher.cache:
+        return RecordedSource(open_recording(config, width), items, device), None
     transport = config.transport
     identity = Identity(
         role=f"student {rank}",

@@ -15,6 +15,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from transformers import AutoModelForCausalLM
 
 from disaggkd_cli.errors import RunError
+from disaggkd_cli.models.lora import has_adapters, merged_state, save_adapters
 
 
 def export_student(model: nn.Module, tokenizer: Any, directory: Path, dtype: torch.dtype) -> None:
@@ -36,10 +37,13 @@ def export_student(model: nn.Module, tokenizer: Any, directory: Path, dtype: tor
     aside = directory.with_name(f".{directory.name}.writing")
     shutil.rmtree(aside, ignore_errors=True)
     try:
-        whole = _whole_model(model, state, dtype)
+        plain = merged_state(model, state) if has_adapters(model) else state
+        whole = _whole_model(model, plain, dtype)
         whole.save_pretrained(aside)
         tokenizer.save_pretrained(aside)
         _compare(whole, aside)
+        if has_adapters(model):
+            save_adapters(model, state, aside / "adapters")
     except OSError as error:
         raise RunError(f"the student could not be written to {directory}: {error}") from error
     shutil.rmtree(directory, ignore_errors=True)

@@ -39,7 +39,7 @@ AT_ONCE = {
     "a resolver": (["seed=${oc.env:HOME}"], "seed: '${oc.env:HOME}' calls a resolver"),
     "a checkpoint that is not there": (["--resume", "runs/none"], "--resume runs/none: is no checkpoint directory"),
     "a foreign address": (["launch.rendezvous=node1:1"], "launch.bind=loopback keeps listeners on this machine"),
-    "a cache that is not built": (["teacher.cache=cache"], "teacher.cache: recorded hidden states are not available"),
+    "a recording that is not there": (["teacher.cache=nowhere"], "teacher.cache: nowhere is no directory"),
     "a run directory that cannot be": (["run_dir=/proc/runs"], "run_dir: /proc/runs cannot be written to"),
 }
 
