@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 QUICKSTART_RUN ?= runs/quickstart
 
-.PHONY: help install quickstart test test-all lint clean
+.PHONY: help install quickstart test test-all chaos lint clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -31,6 +31,9 @@ test: install  ## the default suite
 
 test-all: install  ## the default suite and the slow tests
 	$(BIN)/python -m pytest -m 'slow or not slow'
+
+chaos: install  ## a seeded soak of the transport with a fault every few seconds (5 to 6 minutes)
+	$(BIN)/python tests/distributed/support/transport_chaos.py 300 1
 
 lint: install  ## style
 	$(BIN)/ruff check .
