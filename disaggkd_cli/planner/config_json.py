@@ -38,6 +38,10 @@ def model_shape(config: Fields, name: str, source: str) -> ModelShape:
         UserError: when the architecture is unknown, or fields that its shape needs are missing.
     """
     fields = dict(config.get("text_config") or config)
+    # transformers writes the same number under either name, depending on its version and the family.
+    for name_of_count, other in (("num_experts", "num_local_experts"), ("num_local_experts", "num_experts")):
+        if name_of_count not in fields and other in fields:
+            fields[name_of_count] = fields[other]
     model_type = str(fields.get("model_type") or config.get("model_type") or "")
     family = _FAMILIES.get(model_type.removesuffix("_text"))
     if family is None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
+from disaggkd_cli.planner.config_json import model_shape
 from disaggkd_cli.planner.freezing import parameter_names, trained_share
 from disaggkd_cli.planner.models import load_preset, preset_names, resolve_model
 from disaggkd_cli.planner.parameters import count_parameters, layer_parameters, mixer_parameters, mlp_parameters
 from disaggkd_cli.planner.shapes import DenseMLP, ExpertMLP, GatedDeltaNet, GroupedQueryAttention, LatentAttention
+from tests.support.models import tiny_model
 
 from .planner_toys import toy_model
 
@@ -112,3 +116,12 @@ def test_freezing_leaves_the_rest():
     share, head_trained = trained_share(shape, ["*embed_tokens*", "lm_head*"])
     assert (round(share * 1704), head_trained) == (1704 - 512, False)
     assert trained_share(shape, []) == (1.0, True)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "qwen3_moe", "gemma2", "mistral"])
+def test_a_config_as_transformers_writes_it(family, tmp_path):
+    """The count of a directory that `save_pretrained` wrote is the model's own."""
+    model = tiny_model(family)
+    model.config.save_pretrained(tmp_path)
+    shape = model_shape(json.loads((tmp_path / "config.json").read_text()), family, str(tmp_path))
+    assert count_parameters(shape).total == sum(parameter.numel() for parameter in model.parameters())
