@@ -137,7 +137,9 @@ def load_head(source: ModelSource, dtype: torch.dtype, key: str) -> Head:
         return Head(weight, bias, head.scale, head.softcap)
     weight, bias = tensors[names["weight"]], tensors.get(names.get("bias"))
     scale, softcap = head_semantics(config)
-    return Head(weight.to(dtype), None if bias is None else bias.to(dtype), scale, softcap)
+    # Copies: a tensor read by safetensors keeps its whole file mapped for as long as it lives.
+    weight = weight.to(dtype, copy=True)
+    return Head(weight, None if bias is None else bias.to(dtype, copy=True), scale, softcap)
 
 
 def _head_tensor_names(source: ModelSource, config: Any) -> dict[str, str] | None:
