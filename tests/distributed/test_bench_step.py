@@ -113,6 +113,7 @@ def test_a_real_memory_limit_ends_a_run_and_the_rank_is_named(tmp_path):
     assert out_of_memory(run_dir / "logs", watched.output) is not None
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(60)
 def test_a_run_that_takes_too_long_is_ended(tmp_path):
     config = write_config(tmp_path / "config.yaml", train__steps=100000)
@@ -136,6 +137,7 @@ def test_a_killed_bench_leaves_no_run_behind(tmp_path):
     assert not descendants(str(config))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_the_frontier_has_both_sides_and_the_planner_beside_it(tmp_path):
     changes = {"student__model": str(TINY_TEACHER), "student__from_teacher": None, "launch__device": "cpu"}

@@ -94,6 +94,7 @@ def test_a_colocated_config_with_all_the_trimmings(config):
     assert found["remote states"]["outcome"] == "not applicable"
 
 
+@pytest.mark.slow
 def test_float8_on_the_wire_is_checked_within_its_rounding(config):
     code, found = check_json(config, "transport.dtype=float8", "--only", "remote states")
     assert code == 0

@@ -31,6 +31,7 @@ def test_adapters_learn(run):
     assert losses(run)[-1] < 0.9 * losses(run)[0]
 
 
+@pytest.mark.slow
 def test_two_ranks_train_the_same_adapters(config, run, tmp_path):
     two = run_to_end(config, tmp_path / "two", "student.ranks=2", "train.micro_batch_sequences=2")
     assert losses(two) == pytest.approx(losses(run), rel=1e-5)
@@ -52,6 +53,7 @@ def test_all_but_the_targets_is_as_it_was_and_both_exports_agree(run, tmp_path):
         torch.testing.assert_close(adapted(ids).logits, whole(ids).logits, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_trains_the_same_adapters(config, run, tmp_path):
     directory = tmp_path / "stopped"
     code, output = disaggkd("run", str(config), f"run_dir={directory}", "train.stop_at=9")

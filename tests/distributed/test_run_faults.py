@@ -175,6 +175,7 @@ def test_no_teacher_left(reference_config, reference, tmp_path):
     assert_undisturbed(run, reference)
 
 
+@pytest.mark.slow
 def test_a_full_disk(reference_config, reference, tmp_path):
     run = tmp_path / "run"
     fault = {"DISAGGKD_TESTING": "1", "DISAGGKD_FAULT": "student 0.ckpt_fsync:error@2"}
@@ -235,6 +236,7 @@ def test_a_damaged_checkpoint_is_passed_over_aloud(reference_config, reference, 
     assert_undisturbed(run, reference)
 
 
+@pytest.mark.slow
 def test_changed_texts_are_not_resumed(reference_config, tmp_path):
     run = tmp_path / "run"
     code, output = disaggkd("run", str(reference_config), f"run_dir={run}", "mode=colocated", "train.stop_at=1")
