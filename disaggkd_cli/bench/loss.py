@@ -152,28 +152,38 @@ def run(options: LossBenchOptions) -> dict:
     }
 
 
+_SHORT_DTYPES = {"float32": "fp32", "bfloat16": "bf16"}
+
+
 def print_table(result: dict) -> None:
     """Print the result of `run` as one table, times beside the floor and full logits of the same dtype."""
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=f"loss, forward + backward, {result['machine']['device']}")
-    for column in ("implementation", "divergence", "dtype", "budget"):
+    table = Table(title=f"loss, forward + backward, {result['machine']['device']}", padding=(0, 0, 0, 1))
+    for column in ("what", "divergence"):
         table.add_column(column)
-    for column in ("seconds", "x floor", "x full", "scratch", "peak", "gradient error", "error near teacher"):
-        table.add_column(column, justify="right")
+    for column in ("seconds", "x floor", "x full", "scratch", "error", "near"):
+        table.add_column(column, justify="right", no_wrap=True)
     seconds = {(row["implementation"], row["dtype"]): row["seconds"] for row in result["rows"]}
     for row in result["rows"]:
         ratios = [
             f"{row['seconds'] / seconds[name, row['dtype']]:.2f}" if (name, row["dtype"]) in seconds else ""
             for name in ("gemm_floor", "full")
         ]
-        sizes = ["" if row[key] is None else format_bytes(row[key]) for key in ("scratch_bytes", "peak_bytes")]
+        scratch = "" if row["scratch_bytes"] is None else format_bytes(row["scratch_bytes"])
         errors = ["" if row[key] is None else f"{row[key]:.1e}" for key in ("gradient_error", "gradient_error_near")]
-        names = [row[key] for key in ("implementation", "divergence", "dtype", "budget")]
-        table.add_row(*names, f"{row['seconds']:.3f}", *ratios, *sizes, *errors)
+        what = f"{row['implementation']} {row['budget']} {_SHORT_DTYPES.get(row['dtype'], row['dtype'])}"
+        table.add_row(
+            " ".join(what.split()), row["divergence"], f"{row['seconds']:.3f}", *ratios, scratch, *errors
+        )
     console = Console()
     console.print(table)
+    console.print(
+        "error: of the gradients against float64, relative; near: the same where student and teacher nearly agree. "
+        "Scratch: peak memory beside the gradients (in their own dtype).",
+        highlight=False,
+    )
     for peer in result["absent"]:
         console.print(f"{peer['implementation']} ({peer['dtype']}): {peer['reason']}", markup=False)
 
