@@ -80,8 +80,8 @@ def find_place(config: Config, command: str, environment: Mapping[str, str] = os
     if launcher == "disaggkd":
         return _from_supervisor(environment)
     if launcher is None:
-        hosts = command != TEACHER
-        return Place(role=TEACHER if command == TEACHER else STUDENT, endpoint=_rendezvous(config), hosts_store=hosts)
+        role = TEACHER if command == TEACHER else STUDENT
+        return Place(role, endpoint=config.launch.rendezvous, hosts_store=role == STUDENT)
     world = _torchrun_world(environment) if launcher == "torchrun" else _slurm_world(environment)
     rank, size, local_rank, local_size, endpoint, hosts, attempt = world
     common = {"local_rank": local_rank, "local_size": local_size, "attempt": attempt, "launcher": launcher}
@@ -102,8 +102,8 @@ def find_place(config: Config, command: str, environment: Mapping[str, str] = os
     key = "student.ranks" if command == STUDENT else "teacher.ranks_per_replica"
     if size != needed:
         raise UserError(f"{launcher} started {size} ranks of the {command}, but {key}={needed}; make them equal")
-    meeting = _rendezvous(config)
-    return Place(command, rank, size, endpoint=meeting, hosts_store=command == STUDENT and rank == 0, **common)
+    hosts = command == STUDENT and rank == 0
+    return Place(command, rank, size, endpoint=config.launch.rendezvous, hosts_store=hosts, **common)
 
 
 def child_environment(place: Place, base: Mapping[str, str]) -> dict[str, str]:
@@ -145,10 +145,6 @@ def keep_to_loopback(config: Config, place: Place) -> None:
             )
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
-
-
-def _rendezvous(config: Config) -> str | None:
-    return config.launch.rendezvous
 
 
 def _number(environment: Mapping[str, str], name: str, default: str | None = None) -> int:

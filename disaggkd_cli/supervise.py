@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from disaggkd_cli.addresses import listen, split_endpoint
 from disaggkd_cli.config import Config
 from disaggkd_cli.errors import RunError, UserError
 from disaggkd_cli.launch import STUDENT, TEACHER, Place, child_environment
@@ -94,21 +95,7 @@ def supervise(
 
 def _listener(config: Config) -> socket.socket:
     """Listen where the ranks will meet. The socket outlives a student that dies, so the port stays ours."""
-    host, port = "127.0.0.1", 0
-    if config.launch.rendezvous:
-        host, _, number = config.launch.rendezvous.rpartition(":")
-        port = int(number)
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-        listener.listen(1024)
-    except OSError as error:
-        listener.close()
-        raise UserError(
-            f"launch.rendezvous: cannot listen on {host}:{port} ({error.strerror or error}); choose a free port"
-        ) from None
-    return listener
+    return listen(*split_endpoint(config.launch.rendezvous or "127.0.0.1:0"))
 
 
 class _Supervisor:

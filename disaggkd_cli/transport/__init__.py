@@ -30,7 +30,7 @@ share a pool. A supervisor may host the store instead of student rank 0; teacher
 way.
 """
 
-from disaggkd_cli.transport.addresses import listen, resolve_bind, split_endpoint
+from disaggkd_cli.addresses import listen, resolve_bind, split_endpoint
 from disaggkd_cli.transport.errors import (
     CorruptPayload,
     ForwardFailed,

@@ -11,8 +11,8 @@ from dataclasses import asdict
 
 import torch.distributed as dist
 
+from disaggkd_cli.addresses import resolve_bind
 from disaggkd_cli.errors import RunError
-from disaggkd_cli.transport.addresses import resolve_bind
 from disaggkd_cli.transport.errors import IncompatiblePeer, TeachersLost
 from disaggkd_cli.transport.identity import Identity, compare_identities
 from disaggkd_cli.transport.ledger import Entry, Ledger

@@ -22,8 +22,8 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
+from disaggkd_cli.addresses import listen, split_endpoint
 from disaggkd_cli.errors import RunError
-from disaggkd_cli.transport.addresses import listen, split_endpoint
 from disaggkd_cli.transport.errors import LinkLost
 from disaggkd_cli.transport.identity import Identity
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch.distributed as dist
 from torch import Tensor
 
+from disaggkd_cli.addresses import resolve_bind
 from disaggkd_cli.errors import RunError, UserError
-from disaggkd_cli.transport.addresses import resolve_bind
 from disaggkd_cli.transport.answers import MOST_FAILURES, Answerer, Turn
 from disaggkd_cli.transport.identity import Identity
 from disaggkd_cli.transport.protocol import Header, Kind, Request, StopReason

@@ -6,9 +6,9 @@ import socket
 import psutil
 import pytest
 
+from disaggkd_cli.addresses import listen
 from disaggkd_cli.errors import RunError, UserError
 from disaggkd_cli.transport import open_store, resolve_bind, split_endpoint
-from disaggkd_cli.transport.addresses import listen
 
 
 def test_an_endpoint_is_host_and_port():
