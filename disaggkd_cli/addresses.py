@@ -6,6 +6,8 @@ import ipaddress
 import os
 import socket
 
+import psutil
+
 from disaggkd_cli.errors import UserError
 
 
@@ -52,12 +54,34 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def interface_address(name: str) -> str | None:
+    """Return the first IPv4 (else IPv6) address of the network interface `name`, or None where there is none."""
+    known = psutil.net_if_addrs().get(name, ())
+    for family in (socket.AF_INET, socket.AF_INET6):
+        for entry in known:
+            if entry.family == family:
+                return entry.address.partition("%")[0]
+    return None
+
+
+def interface_of(address: str) -> str | None:
+    """Return the name of this machine's network interface that has `address` (an IP address or a host name)."""
+    try:
+        numeric = {info[4][0] for info in socket.getaddrinfo(address, None)}
+    except OSError:
+        return None
+    for name, entries in psutil.net_if_addrs().items():
+        if any(entry.address.partition("%")[0] in numeric for entry in entries):
+            return name
+    return None
+
+
 def resolve_bind(bind: str, endpoint: str) -> str:
     """Return the address that links listen on, for `form_link`, from `launch.bind` and the rendezvous endpoint.
 
     `loopback` is for one machine. `all` and `auto` take the address of the interface that leads to the rendezvous (or
     leave the choice to gloo when `GLOO_SOCKET_IFNAME` names an interface): a link listens on one address only, the
-    one it tells its peer. Anything else is an address of this machine.
+    one it tells its peer. Anything else is the name of an interface of this machine, such as `ib0`, or an address.
 
     Raises:
         UserError: `loopback` with a rendezvous on another address, or a host that cannot be resolved.
@@ -71,7 +95,7 @@ def resolve_bind(bind: str, endpoint: str) -> str:
             )
         return bind
     if bind not in ("auto", "all"):
-        return bind
+        return interface_address(bind) or bind
     if os.environ.get("GLOO_SOCKET_IFNAME"):
         return "auto"
     if is_loopback(host):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from disaggkd_cli.config import Config, load, to_yaml
 from disaggkd_cli.errors import DisaggkdError, RunError, UserError
-from disaggkd_cli.launch import STUDENT, TEACHER, Place, find_place, threads_for, under_launcher
+from disaggkd_cli.launch import STUDENT, TEACHER, Place, discover_rendezvous, find_place, threads_for, under_launcher
 from disaggkd_cli.supervise import places, supervise
 from disaggkd_cli.training.run_directory import RunDirectory, Status, log_path, prepare, read_status
 
@@ -34,6 +34,7 @@ def run_job(
     if print_config:
         sys.stdout.write(to_yaml(config))
         return 0
+    config.launch.rendezvous = discover_rendezvous(config, command)
     _check_command(command, config, resume)
     if dry_run:
         _print_places(config, command)

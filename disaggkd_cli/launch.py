@@ -2,7 +2,8 @@
 
 Three launchers are understood. `torchrun` and SLURM start one world of ranks: the first `student.ranks` of it are the
 student, the rest teachers. Bare `disaggkd run` starts the ranks itself (see `supervise`) and tells each who it is.
-`disaggkd teacher` and `disaggkd student` started apart meet at `launch.rendezvous`.
+`disaggkd teacher` and `disaggkd student` started apart meet at `launch.rendezvous`; inside one SLURM job they find it
+in the node list: the student's first node, and a port that follows from the job's number.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from disaggkd_cli.addresses import interface_address, interface_of, is_loopback, resolve_bind, split_endpoint
 from disaggkd_cli.config import Config
 from disaggkd_cli.errors import UserError
+from disaggkd_cli.nodelist import expand_counts, expand_hosts
 
 STUDENT, TEACHER = "student", "teacher"
 
@@ -60,7 +63,7 @@ def under_launcher(environment: Mapping[str, str] = os.environ) -> str | None:
         return "disaggkd"
     if "RANK" in environment and "WORLD_SIZE" in environment:
         return "torchrun"
-    if "SLURM_PROCID" in environment and int(environment.get("SLURM_NTASKS", "1")) > 1:
+    if "SLURM_PROCID" in environment and (_slurm_tasks(environment) > 1 or _number(environment, "SLURM_PROCID") > 0):
         return "slurm"
     return None
 
@@ -82,28 +85,79 @@ def find_place(config: Config, command: str, environment: Mapping[str, str] = os
     if launcher is None:
         role = TEACHER if command == TEACHER else STUDENT
         return Place(role, endpoint=config.launch.rendezvous, hosts_store=role == STUDENT)
-    world = _torchrun_world(environment) if launcher == "torchrun" else _slurm_world(environment)
-    rank, size, local_rank, local_size, endpoint, hosts, attempt = world
-    common = {"local_rank": local_rank, "local_size": local_size, "attempt": attempt, "launcher": launcher}
+    needed = config.student.ranks + (config.teacher_ranks if command == "run" else 0)
+    if launcher == "torchrun":
+        world = _torchrun_world(environment)
+    else:
+        world = _slurm_world(environment, needed if command == "run" else _slurm_tasks(environment))
+    endpoint = _local_endpoint(world) if config.launch.bind == "loopback" else world.endpoint
+    common = {
+        "local_rank": world.local_rank,
+        "local_size": world.local_size,
+        "attempt": world.attempt,
+        "launcher": launcher,
+    }
+    per_replica = config.teacher.ranks_per_replica
     if command == "run":
-        needed = config.student.ranks + config.teacher_ranks
-        if size != needed:
+        if world.size != needed:
             raise UserError(
-                f"{launcher} started {size} ranks, but the config needs {needed}: student.ranks={config.student.ranks}"
-                f" and {config.teacher_ranks} for teachers; start {needed}, or change student.ranks or teacher.replicas"
+                f"{launcher} started {world.size} ranks, but the config needs {needed}: "
+                f"student.ranks={config.student.ranks} and {config.teacher_ranks} for teachers; "
+                f"start {needed}, or change student.ranks or teacher.replicas"
             )
-        if rank < config.student.ranks:
-            return Place(STUDENT, rank, config.student.ranks, endpoint=endpoint, hosts_store=hosts, **common)
-        replica, within = divmod(rank - config.student.ranks, config.teacher.ranks_per_replica)
-        return Place(
-            TEACHER, within, config.teacher.ranks_per_replica, replica, endpoint=endpoint, hosts_store=hosts, **common
+        hosts = world.hosts_store
+        if world.rank < config.student.ranks:
+            return Place(STUDENT, world.rank, config.student.ranks, endpoint=endpoint, hosts_store=hosts, **common)
+        replica, within = divmod(world.rank - config.student.ranks, per_replica)
+        return Place(TEACHER, within, per_replica, replica, endpoint=endpoint, hosts_store=hosts, **common)
+    meeting = config.launch.rendezvous
+    if command == STUDENT:
+        if world.size != needed:
+            raise UserError(
+                f"{launcher} started {world.size} ranks of the student, but student.ranks={config.student.ranks}; "
+                "make them equal"
+            )
+        return Place(STUDENT, world.rank, world.size, endpoint=meeting, hosts_store=world.rank == 0, **common)
+    if world.size % per_replica:
+        raise UserError(
+            f"{launcher} started {world.size} ranks of the teacher, no multiple of "
+            f"teacher.ranks_per_replica={per_replica}; start a multiple, or change that key"
         )
-    needed = config.student.ranks if command == STUDENT else config.teacher.ranks_per_replica
-    key = "student.ranks" if command == STUDENT else "teacher.ranks_per_replica"
-    if size != needed:
-        raise UserError(f"{launcher} started {size} ranks of the {command}, but {key}={needed}; make them equal")
-    hosts = command == STUDENT and rank == 0
-    return Place(command, rank, size, endpoint=config.launch.rendezvous, hosts_store=hosts, **common)
+    first = _number(environment, "SLURM_ARRAY_TASK_ID", "0") * (world.size // per_replica)
+    replica, within = divmod(world.rank, per_replica)
+    return Place(TEACHER, within, per_replica, first + replica, endpoint=meeting, **common)
+
+
+def discover_rendezvous(config: Config, command: str, environment: Mapping[str, str] = os.environ) -> str | None:
+    """Return where `disaggkd student` and `disaggkd teacher` meet: the config's `launch.rendezvous`, else what SLURM's
+    variables tell, else None.
+
+    A SLURM job of several components (a heterogeneous job) has the student in its first one; both roles find it there.
+    A student's own job is where it runs. A teacher's own job cannot tell where the student's is.
+
+    Raises:
+        UserError: the node list cannot be read, or spans machines while `launch.bind` is loopback.
+    """
+    supervised = "DISAGGKD_ROLE" in environment
+    if config.launch.rendezvous or command == "run" or supervised or "SLURM_JOB_ID" not in environment:
+        return config.launch.rendezvous
+    components = _number(environment, "SLURM_HET_SIZE", "1")
+    if components > 1:
+        lists = [environment.get(f"SLURM_JOB_NODELIST_HET_GROUP_{index}", "") for index in range(components)]
+    elif command == STUDENT:
+        lists = [_node_list(environment)]
+    else:
+        return None
+    hosts = [_hosts(nodes) for nodes in lists]
+    host = hosts[0][0]
+    if config.launch.bind == "loopback":
+        if len({name for names in hosts for name in names}) > 1:
+            raise UserError(
+                f"launch.bind: loopback keeps every listener on its machine, but this SLURM job spans {lists}; set "
+                "launch.bind=all, or the name or address of an interface"
+            )
+        host = "127.0.0.1"
+    return f"{host}:{_slurm_port(environment)}"
 
 
 def child_environment(place: Place, base: Mapping[str, str]) -> dict[str, str]:
@@ -131,20 +185,36 @@ def threads_for(config: Config, place: Place) -> int:
     return max(1, cores // place.local_size)
 
 
-def keep_to_loopback(config: Config, place: Place) -> None:
-    """Bind gloo's listeners to the loopback interface, unless the config opens them or the user chose an interface.
+def settle_interfaces(config: Config, place: Place) -> None:
+    """Point gloo's and NCCL's sockets at the interface that `launch.bind` means, unless the user's variables do.
+
+    With `loopback` that is `lo`; with an interface's name or address that interface; with `all`, where ranks run on
+    several machines, the one that leads to the rendezvous. Both libraries then use the same one.
 
     Raises:
-        UserError: when ranks run on several machines, which loopback cannot reach.
+        UserError: an interface that this machine lacks, or `loopback` where ranks run on several machines.
     """
-    if config.launch.bind == "loopback":
+    bind = config.launch.bind
+    if bind == "loopback":
         if place.size > place.local_size:
             raise UserError(
                 f"launch.bind: loopback keeps every listener on its machine, but {place.size} ranks of the {place.role}"
                 f" run on several ({place.local_size} here); set launch.bind=all, or an address of the right network"
             )
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+        if place.endpoint:
+            resolve_bind(bind, place.endpoint)  # refuses a rendezvous elsewhere
+        interface = "lo"
+    elif bind in ("all", "auto"):
+        spans = place.size > place.local_size or (place.endpoint and not is_loopback(split_endpoint(place.endpoint)[0]))
+        found = resolve_bind("all", place.endpoint) if spans and place.endpoint else "auto"
+        interface = interface_of(found) if found != "auto" and not is_loopback(found) else None
+    else:
+        interface = interface_of(interface_address(bind) or bind)
+        if interface is None:
+            raise UserError(f"launch.bind={bind}: is neither an interface of this machine nor an address of one")
+    if interface:
+        for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+            os.environ.setdefault(variable, interface)
 
 
 def _number(environment: Mapping[str, str], name: str, default: str | None = None) -> int:
@@ -172,13 +242,36 @@ def _from_supervisor(environment: Mapping[str, str]) -> Place:
     )
 
 
-def _torchrun_world(environment: Mapping[str, str]) -> tuple[int, int, int, int, str, bool, int]:
+@dataclass(frozen=True)
+class _World:
+    """The world of ranks that a launcher started, and this process's place in it."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    endpoint: str
+    hosts_store: bool
+    attempt: int
+
+
+def _local_endpoint(world: _World) -> str:
+    """The world's endpoint, on loopback where all of its ranks run on this machine."""
+    host, port = split_endpoint(world.endpoint)
+    if world.local_size < world.size or is_loopback(host):
+        return world.endpoint
+    return f"127.0.0.1:{port}"
+
+
+def _torchrun_world(environment: Mapping[str, str]) -> _World:
     rank, size = _number(environment, "RANK"), _number(environment, "WORLD_SIZE")
     host, port = environment.get("MASTER_ADDR"), environment.get("MASTER_PORT")
     if not host or not port:
         raise UserError("RANK and WORLD_SIZE are set, but MASTER_ADDR and MASTER_PORT are not; start under torchrun")
+    if not 0 <= rank < size:
+        raise UserError(f"RANK={rank} lies outside WORLD_SIZE={size}; start all ranks with one torchrun command")
     agent = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    return (
+    return _World(
         rank,
         size,
         _number(environment, "LOCAL_RANK", "0"),
@@ -189,31 +282,85 @@ def _torchrun_world(environment: Mapping[str, str]) -> tuple[int, int, int, int,
     )
 
 
-def _slurm_world(environment: Mapping[str, str]) -> tuple[int, int, int, int, str, bool, int]:
-    rank, size = _number(environment, "SLURM_PROCID"), _number(environment, "SLURM_NTASKS")
-    nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", "")
-    host = environment.get("MASTER_ADDR") or _first_host(nodes)
-    port = environment.get("MASTER_PORT") or str(20000 + _number(environment, "SLURM_JOB_ID", "0") % 20000)
-    per_node = environment.get("SLURM_NTASKS_PER_NODE") or environment.get("SLURM_TASKS_PER_NODE", str(size))
-    return (
+def _slurm_world(environment: Mapping[str, str], needed: int) -> _World:
+    """The ranks of this job step.
+
+    In a step over all components of a heterogeneous job SLURM numbers ranks and nodes through (slurmstepd adds each
+    component's offsets to SLURM_PROCID and SLURM_NODEID), but counts tasks by component. So a step that does not have
+    the `needed` ranks by itself is read as one over all components.
+    """
+    rank, size = _number(environment, "SLURM_PROCID"), _slurm_tasks(environment)
+    nodes, tasks = _node_list(environment), _tasks_per_node(environment)
+    components = _number(environment, "SLURM_HET_SIZE", "1")
+    if components > 1 and size != needed:
+        groups = range(components)
+        nodes = ",".join(environment.get(f"SLURM_JOB_NODELIST_HET_GROUP_{index}", "") for index in groups)
+        tasks = [count for index in groups for count in _counts(environment, f"SLURM_TASKS_PER_NODE_HET_GROUP_{index}")]
+        size = sum(tasks)
+    if tasks and sum(tasks) != size:
+        raise UserError(
+            f"SLURM says that this step has {size} tasks, but those of its nodes are {tasks}; start it with srun, and "
+            "give --ntasks or --ntasks-per-node once"
+        )
+    if not 0 <= rank < size:
+        raise UserError(f"SLURM_PROCID={rank} lies outside this step's {size} tasks; start the ranks with srun")
+    node = _number(environment, "SLURM_NODEID", "0")
+    host = environment.get("MASTER_ADDR") or _hosts(nodes)[0]
+    port = environment.get("MASTER_PORT") or str(_slurm_port(environment))
+    return _World(
         rank,
         size,
         _number(environment, "SLURM_LOCALID", "0"),
-        int(per_node.split("(")[0].split(",")[0]),
+        tasks[node] if node < len(tasks) else size,
         f"{host}:{port}",
         rank == 0,
         _number(environment, "SLURM_RESTART_COUNT", "0"),
     )
 
 
-def _first_host(nodes: str) -> str:
-    """Return the first host of a SLURM node list, as `scontrol show hostnames` spells it out."""
+def _slurm_tasks(environment: Mapping[str, str]) -> int:
+    name = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environment else "SLURM_NTASKS"
+    return _number(environment, name, "1")
+
+
+def _node_list(environment: Mapping[str, str]) -> str:
+    return environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", "")
+
+
+def _tasks_per_node(environment: Mapping[str, str]) -> list[int]:
+    step = "SLURM_STEP_TASKS_PER_NODE"
+    return _counts(environment, step if step in environment else "SLURM_TASKS_PER_NODE")
+
+
+def _counts(environment: Mapping[str, str], name: str) -> list[int]:
+    if not environment.get(name):
+        return []
+    try:
+        return expand_counts(environment[name])
+    except ValueError as error:
+        raise UserError(f"the launcher's variable {name} cannot be read: {error}") from None
+
+
+def _slurm_port(environment: Mapping[str, str]) -> int:
+    """A port below those that systems hand out by themselves, the same for all of a job."""
+    return 15000 + _number(environment, "SLURM_JOB_ID", "0") % 15000
+
+
+def _hosts(nodes: str) -> list[str]:
+    """Return the hosts of a SLURM node list; `scontrol` is asked only for what is not of the documented form."""
+    try:
+        return expand_hosts(nodes)
+    except ValueError as error:
+        cause = error
     try:
         listing = subprocess.run(
             ["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, timeout=30, check=True
         )
-        return listing.stdout.split()[0]
-    except (OSError, subprocess.SubprocessError, IndexError):
-        raise UserError(
-            f"cannot tell the first host of SLURM's node list {nodes!r} (is scontrol there?); set MASTER_ADDR"
-        ) from None
+        if listing.stdout.split():
+            return listing.stdout.split()
+    except (OSError, subprocess.SubprocessError) as error:
+        cause = ValueError(f"{cause}; scontrol: {error}")
+    raise UserError(
+        f"cannot tell the hosts of SLURM's node list {nodes!r} ({cause}); set MASTER_ADDR, or launch.rendezvous where "
+        "the roles are jobs of their own"
+    )

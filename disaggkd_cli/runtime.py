@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 import time
 from datetime import timedelta
@@ -14,7 +15,7 @@ import transformers
 
 from disaggkd_cli.config import Config
 from disaggkd_cli.errors import UserError
-from disaggkd_cli.launch import Place, keep_to_loopback, threads_for
+from disaggkd_cli.launch import TEACHER, Place, settle_interfaces, threads_for
 from disaggkd_cli.training.run_directory import RunDirectory, log_path
 from disaggkd_cli.transport import open_store
 
@@ -25,9 +26,13 @@ def set_up(config: Config, place: Place, directory: RunDirectory | None) -> torc
     """Set threads and interfaces, open this rank's log, and return the device that it computes on.
 
     Raises:
-        UserError: when `launch.device=cuda` and there is no GPU for this rank.
+        UserError: when `launch.device=cuda` and there is no GPU for this rank, or too few for its role.
     """
-    keep_to_loopback(config, place)
+    if place.role == TEACHER:
+        # SLURM and torchrun give every rank the signal that means "save and stop". A teacher has nothing to save, and
+        # the student needs it for the step that it still finishes; it ends when the student says so.
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    settle_interfaces(config, place)
     open_log(place, directory)
     transformers.utils.logging.disable_progress_bar()
     threads = threads_for(config, place)
@@ -43,7 +48,15 @@ def _device(config: Config, place: Place) -> torch.device:
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise UserError("launch.device: cuda is asked for, but torch sees no GPU here; use auto or cpu")
-    device = torch.device("cuda", place.local_rank % torch.cuda.device_count())
+    count = torch.cuda.device_count()
+    together = min(place.size, place.local_size)
+    # Under SLURM each task may see a device of its own only; then all of them are number 0 and differ all the same.
+    if together > count and place.launcher != "slurm":
+        raise UserError(
+            f"{together} ranks of the {place.role} on a machine with {count} GPUs: ranks that share weights need "
+            "a GPU each (NCCL refuses two on one); start fewer ranks here, or set launch.device=cpu"
+        )
+    device = torch.device("cuda", place.local_rank % count)
     torch.cuda.set_device(device)
     return device
 

@@ -24,7 +24,7 @@ from disaggkd_cli.checks.texts import check_labels, check_masks, check_vocabular
 from disaggkd_cli.checks.wire import check_remote
 from disaggkd_cli.config import Config
 from disaggkd_cli.errors import DisaggkdError, UserError
-from disaggkd_cli.launch import STUDENT, Place, keep_to_loopback, threads_for
+from disaggkd_cli.launch import STUDENT, Place, settle_interfaces, threads_for
 from disaggkd_cli.transport import open_store
 
 CHECKS: dict[str, Callable[..., CheckResult]] = {
@@ -63,7 +63,7 @@ def run_checks(
     if unknown:
         raise UserError(f"--only: {', '.join(unknown)} is no check; there are {', '.join(CHECKS)}")
     place = Place(STUDENT, endpoint="127.0.0.1:0", hosts_store=True)
-    keep_to_loopback(config, place)
+    settle_interfaces(config, place)
     threads = torch.get_num_threads()
     torch.set_num_threads(threads_for(config, place))
     transformers.utils.logging.disable_progress_bar()

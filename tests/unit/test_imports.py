@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).parents[2] / "disaggkd_cli"
 
 LEVELS = [
     {"errors", "faults"},
-    {"units", "addresses"},
+    {"units", "addresses", "nodelist"},
     {"page"},
     {"config"},
     {"losses", "data"},

@@ -1,10 +1,21 @@
 """Each process finds its role and rank from what its launcher says."""
 
+import os
+
 import pytest
 
+from disaggkd_cli.addresses import resolve_bind
 from disaggkd_cli.config import Config
 from disaggkd_cli.errors import UserError
-from disaggkd_cli.launch import Place, child_environment, find_place, keep_to_loopback, threads_for, under_launcher
+from disaggkd_cli.launch import (
+    Place,
+    child_environment,
+    discover_rendezvous,
+    find_place,
+    settle_interfaces,
+    threads_for,
+    under_launcher,
+)
 
 
 def config(**sections) -> Config:
@@ -61,30 +72,121 @@ def test_separate_jobs_meet_at_the_rendezvous():
     assert (teacher.name, teacher.endpoint, teacher.hosts_store) == ("teacher 0", "127.0.0.1:29400", False)
 
 
-def test_slurm(tmp_path, monkeypatch):
+def slurm(rank, size, nodes="node[07-08]", tasks="2(x2)", **more):
+    per_node = size if tasks.isdigit() else 2
+    base = {
+        "SLURM_PROCID": rank,
+        "SLURM_NTASKS": size,
+        "SLURM_LOCALID": rank % per_node,
+        "SLURM_NODEID": rank // per_node,
+        "SLURM_JOB_NODELIST": nodes,
+        "SLURM_JOB_ID": 123456,
+        "SLURM_TASKS_PER_NODE": tasks,
+    }
+    return {name: str(value) for name, value in {**base, **more}.items()}
+
+
+PORT = 15000 + 123456 % 15000
+
+
+def test_slurm_needs_no_scontrol(monkeypatch):
+    monkeypatch.setenv("PATH", "/nonexistent")
+    run = config(student={"ranks": 3}, teacher={"replicas": 1}, launch={"bind": "all"})
+    place = find_place(run, "run", slurm(3, 4))
+    assert (place.name, place.local_rank, place.local_size) == ("teacher 0", 1, 2)
+    assert place.endpoint == f"node07:{PORT}"
+    assert [find_place(run, "run", slurm(rank, 4)).hosts_store for rank in range(4)] == [True, False, False, False]
+
+
+def test_slurm_nodes_of_different_sizes():
+    run = config(student={"ranks": 5}, teacher={"replicas": 2}, launch={"bind": "all"})
+    variables = slurm(6, 7, "a1,b[2-3]", "3(x2),1", SLURM_NODEID=2, SLURM_LOCALID=0)
+    place = find_place(run, "run", variables)
+    assert (place.name, place.local_size, place.endpoint) == ("teacher 1", 1, f"a1:{PORT}")
+
+
+def test_a_slurm_step_counts_before_its_job():
+    run = config(student={"ranks": 1}, teacher={"replicas": 1}, launch={"bind": "all"})
+    step = {"SLURM_STEP_NUM_TASKS": 2, "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_STEP_NODELIST": "node08"}
+    place = find_place(run, "run", slurm(1, 16, tasks="8(x2)", **step))
+    assert (place.name, place.endpoint) == ("teacher 0", f"node08:{PORT}")
+
+
+def test_a_slurm_job_on_one_node_stays_on_loopback():
+    run = config(student={"ranks": 1}, teacher={"replicas": 1})
+    assert find_place(run, "run", slurm(0, 2, "node7", "2")).endpoint == f"127.0.0.1:{PORT}"
+
+
+@pytest.mark.parametrize(
+    "variables, message",
+    [
+        (slurm(0, 4, tasks="2,1"), r"4 tasks, but those of its nodes are \[2, 1\]"),
+        (slurm(9, 4), "SLURM_PROCID=9 lies outside this step's 4 tasks"),
+        (slurm(0, 4, tasks="2(y2)"), "SLURM_TASKS_PER_NODE cannot be read"),
+        (slurm(0, 4, nodes="node[1-"), "set MASTER_ADDR"),
+    ],
+)
+def test_slurm_variables_that_do_not_add_up(monkeypatch, variables, message):
+    monkeypatch.setenv("PATH", "/nonexistent")
+    with pytest.raises(UserError, match=message):
+        find_place(config(student={"ranks": 3}), "run", variables)
+
+
+def test_node_lists_of_another_form_are_left_to_scontrol(tmp_path, monkeypatch):
     fake = tmp_path / "scontrol"
-    fake.write_text("#!/bin/sh\nprintf 'node7\\nnode8\\n'\n")
+    fake.write_text("#!/bin/sh\nprintf 'odd7\\nodd8\\n'\n")
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    run = config(student={"ranks": 3}, teacher={"replicas": 1})
-    variables = {
-        "SLURM_PROCID": "3",
-        "SLURM_NTASKS": "4",
-        "SLURM_LOCALID": "1",
-        "SLURM_JOB_NODELIST": "node[7-8]",
-        "SLURM_JOB_ID": "123456",
-        "SLURM_TASKS_PER_NODE": "2(x2)",
-    }
+    run = config(student={"ranks": 3}, launch={"bind": "all"})
+    assert find_place(run, "run", slurm(0, 4, nodes="odd[7..8]")).endpoint == f"odd7:{PORT}"
+
+
+HETEROGENEOUS = {
+    "SLURM_HET_SIZE": 2,
+    "SLURM_JOB_NODELIST_HET_GROUP_0": "gpu-a[1-2]",
+    "SLURM_JOB_NODELIST_HET_GROUP_1": "gpu-b3",
+    "SLURM_TASKS_PER_NODE_HET_GROUP_0": "2(x2)",
+    "SLURM_TASKS_PER_NODE_HET_GROUP_1": "3",
+}
+
+
+def test_one_step_over_the_components_of_a_heterogeneous_job():
+    run = config(student={"ranks": 4}, teacher={"replicas": 3}, launch={"bind": "all"})
+    variables = slurm(5, 3, "gpu-b3", "3", SLURM_NODEID=2, SLURM_LOCALID=1, **HETEROGENEOUS)
     place = find_place(run, "run", variables)
-    assert (place.name, place.local_rank, place.local_size) == ("teacher 0", 1, 2)
-    assert place.endpoint == f"node7:{20000 + 123456 % 20000}"
+    assert (place.name, place.local_size, place.endpoint) == ("teacher 1", 3, f"gpu-a1:{PORT}")
 
 
-def test_slurm_without_scontrol(monkeypatch):
-    monkeypatch.setenv("PATH", "/nonexistent")
-    variables = {"SLURM_PROCID": "0", "SLURM_NTASKS": "2", "SLURM_JOB_NODELIST": "node[7-8]"}
-    with pytest.raises(UserError, match="set MASTER_ADDR"):
-        find_place(config(), "run", variables)
+def test_both_roles_of_a_heterogeneous_job_find_the_student():
+    run = config(student={"ranks": 4}, teacher={"replicas": 3}, launch={"bind": "all"})
+    student = slurm(0, 4, "gpu-a[1-2]", "2(x2)", **HETEROGENEOUS)
+    teacher = slurm(2, 3, "gpu-b3", "3", **HETEROGENEOUS)
+    roles = {"student": student, "teacher": teacher}
+    found = {discover_rendezvous(run, role, variables) for role, variables in roles.items()}
+    assert found == {f"gpu-a1:{PORT}"}
+    run.launch.rendezvous = found.pop()
+    place = find_place(run, "teacher", teacher)
+    assert (place.name, place.endpoint, place.hosts_store) == ("teacher 2", f"gpu-a1:{PORT}", False)
+
+
+def test_discovery():
+    run = config(launch={"bind": "all"})
+    assert discover_rendezvous(run, "student", slurm(0, 1, "n[4-5]", "1")) == f"n4:{PORT}"
+    assert discover_rendezvous(run, "teacher", slurm(0, 1, "n4", "1")) is None, "another job's teacher cannot know"
+    assert discover_rendezvous(run, "student", {}) is None
+    assert discover_rendezvous(config(), "student", slurm(0, 1, "n4", "1")) == f"127.0.0.1:{PORT}"
+    given = config(launch={"rendezvous": "there:1"})
+    assert discover_rendezvous(given, "student", slurm(0, 1, "n4", "1")) == "there:1"
+    with pytest.raises(UserError, match="launch.bind: loopback"):
+        discover_rendezvous(config(), "student", slurm(0, 4))
+
+
+def test_several_replicas_in_one_teacher_step_and_in_an_array_of_them():
+    run = config(teacher={"ranks_per_replica": 2}, launch={"rendezvous": "there:1", "bind": "all"})
+    found = [find_place(run, "teacher", slurm(rank, 4, SLURM_ARRAY_TASK_ID=3)) for rank in range(4)]
+    assert [(place.replica, place.rank, place.size) for place in found] == [(6, 0, 2), (6, 1, 2), (7, 0, 2), (7, 1, 2)]
+    with pytest.raises(UserError, match="3 ranks of the teacher, no multiple of teacher.ranks_per_replica=2"):
+        find_place(run, "teacher", torchrun(0, 3))
 
 
 def test_a_child_finds_the_place_its_supervisor_gave_it():
@@ -99,11 +201,45 @@ def test_cores_are_shared_out():
     assert threads_for(config(), Place("student", local_size=10_000)) == 1
 
 
-def test_loopback_cannot_span_machines(monkeypatch):
-    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+@pytest.fixture
+def no_interfaces(monkeypatch):
+    for variable in INTERFACE_VARIABLES:
+        monkeypatch.setenv(variable, "")  # restored at the end
+        monkeypatch.delenv(variable)
+
+
+INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+
+
+def interfaces():
+    return [os.environ.get(variable) for variable in INTERFACE_VARIABLES]
+
+
+def test_loopback_cannot_span_machines(no_interfaces):
     with pytest.raises(UserError, match="launch.bind: loopback"):
-        keep_to_loopback(config(), Place("student", size=8, local_size=4))
-    keep_to_loopback(config(launch={"bind": "all"}), Place("student", size=8, local_size=4))
+        settle_interfaces(config(), Place("student", size=8, local_size=4))
+    with pytest.raises(UserError, match="launch.bind=loopback, but launch.rendezvous=192.0.2.1:5"):
+        settle_interfaces(config(), Place("student", endpoint="192.0.2.1:5"))
+    settle_interfaces(config(launch={"bind": "all"}), Place("student", size=8, local_size=4))
+    assert interfaces() == [None, None]
+
+
+@pytest.mark.parametrize("bind", ["loopback", "lo", "127.0.0.1"])
+def test_both_libraries_use_the_interface_that_bind_means(no_interfaces, bind):
+    settle_interfaces(config(launch={"bind": bind}), Place("student"))
+    assert interfaces() == ["lo", "lo"]
+    assert resolve_bind(bind, "127.0.0.1:29500") in ("loopback", "127.0.0.1")
+
+
+def test_the_users_own_choice_of_interface_stays(no_interfaces, monkeypatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "ib7")
+    settle_interfaces(config(), Place("student"))
+    assert interfaces() == ["ib7", "lo"]
+
+
+def test_an_interface_that_is_not_here(no_interfaces):
+    with pytest.raises(UserError, match="launch.bind=ib9: is neither an interface of this machine nor an address"):
+        settle_interfaces(config(launch={"bind": "ib9"}), Place("student"))
 
 
 def test_broken_launcher_variables():
