@@ -33,7 +33,9 @@ class Place:
         endpoint: `host:port` of the store where everybody meets; None when nobody needs to meet.
         hosts_store: whether this process serves that store.
         listen_fd: an already listening socket to serve it on.
-        attempt: how often the ranks were restarted as a whole.
+        attempt: how often the ranks (of this replica, for a teacher) were restarted as a whole.
+        world_endpoint: where the ranks of this replica meet each other, when that is not `endpoint`.
+        hosts_world: whether this process serves the store at `world_endpoint` (on `listen_fd`, where there is one).
         launcher: `torchrun`, `slurm`, `disaggkd` or `single`, for the record.
     """
 
@@ -48,6 +50,8 @@ class Place:
     listen_fd: int | None = None
     attempt: int = 0
     launcher: str = "single"
+    world_endpoint: str | None = None
+    hosts_world: bool = False
 
     @property
     def name(self) -> str:
@@ -125,7 +129,10 @@ def find_place(config: Config, command: str, environment: Mapping[str, str] = os
         )
     first = _number(environment, "SLURM_ARRAY_TASK_ID", "0") * (world.size // per_replica)
     replica, within = divmod(world.rank, per_replica)
-    return Place(TEACHER, within, per_replica, first + replica, endpoint=meeting, **common)
+    return Place(
+        TEACHER, within, per_replica, first + replica, endpoint=meeting, world_endpoint=endpoint,
+        hosts_world=world.hosts_store, **common,
+    )  # fmt: skip
 
 
 def discover_rendezvous(config: Config, command: str, environment: Mapping[str, str] = os.environ) -> str | None:
@@ -168,6 +175,8 @@ def child_environment(place: Place, base: Mapping[str, str]) -> dict[str, str]:
         "DISAGGKD_ATTEMPT": str(place.attempt),
         "DISAGGKD_ENDPOINT": place.endpoint or "",
         "DISAGGKD_HOSTS_STORE": str(int(place.hosts_store)),
+        "DISAGGKD_WORLD_ENDPOINT": place.world_endpoint or "",
+        "DISAGGKD_HOSTS_WORLD": str(int(place.hosts_world)),
         "DISAGGKD_LISTEN_FD": "" if place.listen_fd is None else str(place.listen_fd),
         "RANK": str(place.rank),
         "WORLD_SIZE": str(place.size),
@@ -239,6 +248,8 @@ def _from_supervisor(environment: Mapping[str, str]) -> Place:
         listen_fd=int(descriptor) if descriptor else None,
         attempt=_number(environment, "DISAGGKD_ATTEMPT"),
         launcher="disaggkd",
+        world_endpoint=environment.get("DISAGGKD_WORLD_ENDPOINT") or None,
+        hosts_world=environment.get("DISAGGKD_HOSTS_WORLD") == "1",
     )
 
 
