@@ -1,4 +1,4 @@
-"""One teacher replica: answers requests with the final hidden states of the rows that count. It keeps no state."""
+"""One teacher rank: answers requests with the final hidden states of the rows that count. It keeps no state."""
 
 from __future__ import annotations
 
@@ -13,60 +13,78 @@ from disaggkd_cli.config import Config
 from disaggkd_cli.data import load_tokenizer, tokenizer_fingerprint
 from disaggkd_cli.errors import RunError
 from disaggkd_cli.launch import Place
-from disaggkd_cli.models import (
-    backbone_of,
-    decide_packing,
-    head_of,
-    load_causal_lm,
-    model_fingerprint,
-    requested_states,
-    resolve_source,
-    verify_packing,
-    verify_split,
-)
-from disaggkd_cli.models.load import DTYPES
+from disaggkd_cli.models import model_fingerprint, requested_states
+from disaggkd_cli.models.proven import ProvenTeacher, load_proven_teacher
 from disaggkd_cli.runtime import logger, meet, set_up
 from disaggkd_cli.training.run_directory import RunDirectory
-from disaggkd_cli.transport import SEND_BUFFERS, Identity, Request, merge_requests, serve, split_states
+from disaggkd_cli.transport import SEND_BUFFERS, Identity, Request, Served, merge_requests, serve, split_states
+
+Forward = Callable[[Request], Tensor]
 
 
 def run_teacher(config: Config, place: Place, directory: RunDirectory | None) -> str:
     """Load the teacher, prove its split, and serve until the student has ended; return why serving ended.
 
+    A rank of a replica of several takes part in all forwards of its replica besides; see `replica`.
+
     Raises:
-        UserError: the model cannot be read, split or packed; or no student belongs to it.
-        RunError: the rendezvous or the student is gone for longer than `transport.teacher_wait`.
+        UserError: the model cannot be read, split, packed or sharded; or no student belongs to it.
+        RunError: the rendezvous or the student is gone for longer than `transport.teacher_wait`, or a rank of this
+            replica is lost.
     """
     device = set_up(config, place, directory)
-    source = resolve_source(config.teacher.model, trust_remote_code=config.teacher.trust_remote_code)
-    logger.info("loading %s", source.name)
-    model = load_causal_lm(source, DTYPES[config.teacher.dtype], "teacher.model").to(device)
-    head = head_of(model)
-    verify_split(model, head, f"teacher.model {source.name}")
-    vocabulary, width = head.weight.shape
-    backbone = backbone_of(model)
-    del model, head  # the head has been proved and is not used here: an untied one gives its memory back
-    if decide_packing(config)[0]:
-        verify_packing(backbone, vocabulary, f"teacher.model {source.name}")
-
-    def forward(request: Request) -> Tensor:
-        return teacher_rows(backbone, request, device)
-
-    merge_tokens = proven_merge_tokens(config, forward, vocabulary)
-    identity = Identity(
-        role=place.name,
-        teacher_fingerprint=model_fingerprint(source),
-        tokenizer_fingerprint=tokenizer_fingerprint(load_tokenizer(config.teacher.model)),
-        vocabulary_size=vocabulary,
-        hidden_size=width,
-        wire_dtype=config.transport.dtype,
-    )
+    logger.info("loading %s", config.teacher.model)
     stop = threading.Event()
+
+    def teach(teacher: ProvenTeacher, forward: Forward) -> Served:
+        return serve_students(config, place, teacher, forward, stop)
+
+    if place.size > 1:
+        from disaggkd_cli.replica.run import run_replica
+
+        _stop_at_signals(stop)
+        served = run_replica(config, place, device, stop, teach)
+    else:
+        teacher = load_proven_teacher(config, device)
+        _stop_at_signals(stop)
+        served = teach(teacher, lambda request: teacher_rows(teacher.backbone, request, device))
+    if served is None:
+        return "told to stop"
+    logger.info(
+        "%s: answered %d requests (%d rows) in %d forwards, idle %.0f%%", served.reason, served.requests, served.rows,
+        served.forwards, 100 * served.idle_share,
+    )  # fmt: skip
+    if served.reason == "student vanished":
+        raise RunError(f"{place.name}: no student for transport.teacher_wait={config.transport.teacher_wait:g} s")
+    return served.reason
+
+
+def _stop_at_signals(stop: threading.Event) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
+
+
+def serve_students(
+    config: Config, place: Place, teacher: ProvenTeacher, forward: Forward, stop: threading.Event
+) -> Served:
+    """Announce this rank as a teacher and answer requests until the student ends or `stop` is set.
+
+    Raises:
+        UserError: no student belongs to it.
+        RunError: the rendezvous was never there, or forwards kept failing.
+    """
+    merge_tokens = proven_merge_tokens(config, forward, teacher.vocabulary_size)
+    identity = Identity(
+        role=place.name,
+        teacher_fingerprint=model_fingerprint(teacher.source),
+        tokenizer_fingerprint=tokenizer_fingerprint(load_tokenizer(config.teacher.model)),
+        vocabulary_size=teacher.vocabulary_size,
+        hidden_size=teacher.hidden_size,
+        wire_dtype=config.transport.dtype,
+    )
     wait = config.transport.teacher_wait
     met = [meet(config, place, timeout=wait)]
-    served = serve(
+    return serve(
         lambda: met.pop() if met else meet(config, place, timeout=wait),
         identity,
         forward,
@@ -78,13 +96,6 @@ def run_teacher(config: Config, place: Place, directory: RunDirectory | None) ->
         stop=stop,
         on_event=logger.info,
     )
-    logger.info(
-        "%s: answered %d requests (%d rows) in %d forwards, idle %.0f%%", served.reason, served.requests, served.rows,
-        served.forwards, 100 * served.idle_share,
-    )  # fmt: skip
-    if served.reason == "student vanished":
-        raise RunError(f"{place.name}: no student for transport.teacher_wait={wait:g} s")
-    return served.reason
 
 
 def teacher_rows(backbone: nn.Module, request: Request, device: torch.device) -> Tensor:
@@ -92,7 +103,7 @@ def teacher_rows(backbone: nn.Module, request: Request, device: torch.device) ->
     return requested_states(backbone, request.input_ids, request.document_lengths, request.rows, device)
 
 
-def proven_merge_tokens(config: Config, forward: Callable[[Request], Tensor], vocabulary: int) -> int:
+def proven_merge_tokens(config: Config, forward: Forward, vocabulary: int) -> int:
     """Return `teacher.merge_tokens` where merging requests changes no bit of their hidden states, else 0; log which.
 
     Proved on random requests at this run's sizes: of one and two sequences, and of full micro-batches as many as can

@@ -9,11 +9,13 @@ from disaggkd_cli.data import lengths_by_row, position_ids_from_lengths
 from disaggkd_cli.models.head import hidden_states
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def requested_states(
     backbone: nn.Module, input_ids: Tensor, document_lengths: Tensor, rows: Tensor, device: torch.device
 ) -> Tensor:
     """Return the hidden states [R, H] of the rows that a request asks for, on `device`.
+
+    Without gradients, and not in inference mode, which sharded parameters do not stand.
 
     Args:
         backbone: in eval mode, on `device`.

@@ -11,18 +11,8 @@ import torch
 from disaggkd_cli.config import Config
 from disaggkd_cli.data import load_splits, load_tokenizer, tokenizer_fingerprint
 from disaggkd_cli.errors import UserError
-from disaggkd_cli.models import (
-    backbone_of,
-    decide_packing,
-    head_of,
-    load_causal_lm,
-    model_fingerprint,
-    requested_states,
-    resolve_source,
-    verify_packing,
-    verify_split,
-)
-from disaggkd_cli.models.load import DTYPES
+from disaggkd_cli.models import decide_packing, model_fingerprint, requested_states, resolve_source
+from disaggkd_cli.models.proven import load_proven_teacher
 from disaggkd_cli.models.recording import Recorder, Recording, RecordingIdentity, request_key
 from disaggkd_cli.training.schedule import WorkItem, WorkPlan
 from disaggkd_cli.training.sources import SourceFigures, TeacherRows, request_of
@@ -114,14 +104,8 @@ def record_run(config: Config, directory: Path, device: torch.device, say: Say) 
     pack, _ = decide_packing(config)
     splits = load_splits(config.data, tokenizer, pack=pack, seed=config.seed)
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id or 0
-    source = resolve_source(config.teacher.model, trust_remote_code=config.teacher.trust_remote_code)
-    model = load_causal_lm(source, DTYPES[config.teacher.dtype], "teacher.model").to(device)
-    head = head_of(model)
-    verify_split(model, head, f"teacher.model {source.name}")
-    backbone = backbone_of(model)
-    if pack:
-        verify_packing(backbone, head.weight.shape[0], f"teacher.model {source.name}")
-    recorder = Recorder(directory, recording_identity(config, head.weight.shape[1]))
+    teacher = load_proven_teacher(config, device)
+    recorder = Recorder(directory, recording_identity(config, teacher.hidden_size))
     plans = [WorkPlan(config, splits.train, splits.evaluation, rank, pad) for rank in range(config.student.ranks)]
 
     def requests() -> Iterator[tuple[str, Request]]:
@@ -133,7 +117,7 @@ def record_run(config: Config, directory: Path, device: torch.device, say: Say) 
     wanted = {key: request.num_rows for key, request in requests()}
     missing = {key: rows for key, rows in wanted.items() if key not in recorder.keys}
     element = getattr(torch, recorder.identity.dtype).itemsize
-    size = sum(missing.values()) * head.weight.shape[1] * element
+    size = sum(missing.values()) * teacher.hidden_size * element
     free = shutil.disk_usage(directory).free
     say(
         f"{len(wanted)} requests, {len(wanted) - len(missing)} of them recorded already; {sum(missing.values()):,} "
@@ -143,7 +127,7 @@ def record_run(config: Config, directory: Path, device: torch.device, say: Say) 
         raise UserError(f"teacher.cache: {directory} has {format_bytes(free)} left; {format_bytes(size)} are needed")
     for key, request in requests():
         if key in missing and key not in recorder.keys:
-            rows = requested_states(backbone, request.input_ids, request.document_lengths, request.rows, device)
+            rows = requested_states(teacher.backbone, request.input_ids, request.document_lengths, request.rows, device)
             recorder.add(key, rows)
     recorder.flush()
     return len(missing)

@@ -20,6 +20,7 @@ LEVELS = [
     {"planner"},
     {"launch"},
     {"runtime", "supervise"},
+    {"replica"},
     {"teacher", "student", "report"},
     {"bench", "checks"},
     {"jobs"},

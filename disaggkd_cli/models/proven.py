@@ -1,0 +1,78 @@
+"""The teacher, loaded and proved: its head is what the model itself uses, and packed documents stay apart."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from disaggkd_cli.config import Config
+from disaggkd_cli.losses import Head
+from disaggkd_cli.models.head import backbone_of, head_of, verify_split
+from disaggkd_cli.models.load import DTYPES, ModelSource, load_causal_lm, resolve_source
+from disaggkd_cli.models.packing import decide_packing, verify_packing
+
+
+@dataclass(frozen=True)
+class ProvenTeacher:
+    """A teacher without its head, which has been proved and is not used where only hidden states are computed.
+
+    Attributes:
+        source: where it was read from.
+        backbone: ends in the final hidden states, after the last norm; in eval mode.
+        vocabulary_size: V_t, ids that its head has.
+        hidden_size: H_t.
+        head: a copy of the head [V_t, H_t] where `keep_head` asked for it.
+    """
+
+    source: ModelSource
+    backbone: nn.Module
+    vocabulary_size: int
+    hidden_size: int
+    head: Head | None = None
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        return f"teacher.model {self.source.name}"
+
+
+def load_proven_teacher(
+    config: Config, device: torch.device, *, prove_packing: bool = True, keep_head: bool = False
+) -> ProvenTeacher:
+    """Load `teacher.model` in `teacher.dtype`, move it to `device`, prove its split, and let go of its head.
+
+    Args:
+        config: the run.
+        device: where it is to be proved and to compute.
+        prove_packing: prove also, where this run packs documents, that they do not see each other.
+        keep_head: return a copy of the head; otherwise an untied one gives its memory back.
+
+    Raises:
+        UserError: the model cannot be read, split or packed.
+    """
+    source = resolve_source(config.teacher.model, trust_remote_code=config.teacher.trust_remote_code)
+    model = load_causal_lm(source, DTYPES[config.teacher.dtype], "teacher.model").to(device)
+    head = head_of(model)
+    verify_split(model, head, f"teacher.model {source.name}")
+    vocabulary, width = head.weight.shape
+    kept = None
+    if keep_head:
+        bias = None if head.bias is None else head.bias.detach().clone()
+        kept = Head(head.weight.detach().clone(), bias, head.scale, head.softcap)
+    proven = ProvenTeacher(source, backbone_of(model), vocabulary, width, kept)
+    del model, head
+    if prove_packing:
+        prove_packed_documents(config, proven)
+    return proven
+
+
+def prove_packed_documents(config: Config, teacher: ProvenTeacher) -> None:
+    """Prove, where this run packs documents into rows, that the teacher keeps them apart.
+
+    Raises:
+        UserError: it does not.
+    """
+    if decide_packing(config)[0]:
+        verify_packing(teacher.backbone, teacher.vocabulary_size, teacher.name)

@@ -1,0 +1,161 @@
+"""One rank of a replica from its first hello to its end: load, take part in every round, serve, leave together."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from disaggkd_cli.config import Config
+from disaggkd_cli.errors import RunError
+from disaggkd_cli.launch import Place
+from disaggkd_cli.models import requested_states
+from disaggkd_cli.models.proven import ProvenTeacher
+from disaggkd_cli.replica.rounds import LEADER, ReplicaBroken, Rounds
+from disaggkd_cli.replica.sharded import load_sharded_teacher
+from disaggkd_cli.replica.tensor import load_tensor_parallel_teacher
+from disaggkd_cli.replica.world import World
+from disaggkd_cli.transport import Request
+
+_LEAVE_SECONDS = 15.0
+"""Beyond `transport.timeout`: how long the others may take to say goodbye to their students."""
+_STUCK_SECONDS = 10.0
+"""A rank that lost a peer ends by itself; one that a collective keeps from it is ended after this long."""
+
+logger = logging.getLogger("disaggkd")
+Forward = Callable[[Request], Tensor]
+Outcome = TypeVar("Outcome")
+
+
+def run_replica(
+    config: Config,
+    place: Place,
+    device: torch.device,
+    stop: threading.Event,
+    teach: Callable[[ProvenTeacher, Forward], Outcome],
+) -> Outcome | None:
+    """Run this rank of a replica to its end and return what `teach` returned (None where this rank serves nobody).
+
+    With `fsdp` every rank serves requests of its own; with `tensor` rank 0 serves, and all compute each of them.
+
+    Args:
+        stop: ends serving when set; it is set here when another rank of the replica stops.
+        teach: serves with a forward, in a thread of its own, until it is done.
+
+    Raises:
+        UserError: the teacher cannot be read, proved or spread so.
+        RunError: a rank of the replica is lost; the replica ends as a whole.
+    """
+    world = World(config, place, device)
+    shared = config.teacher.parallelism == "tensor"
+    logger.info("replica %d: %d ranks have met, loading (%s)", place.replica, place.size, config.teacher.parallelism)
+    load = load_tensor_parallel_teacher if shared else load_sharded_teacher
+    teacher = load(config, device, world.group)
+    world.shorten_timeouts()
+    rounds, conversations = _open_rounds(config, world, stop, shared)
+
+    def forward(request: Request) -> Tensor:
+        return requested_states(teacher.backbone, request.input_ids, request.document_lengths, request.rows, device)
+
+    def serve_alone(computed: Forward) -> Outcome | None:
+        if shared and place.rank != LEADER:
+            while not stop.wait(3600):
+                pass
+            return None
+        return teach(teacher, computed)
+
+    forward(IDLE)  # what is slow the first time is slow for all ranks at once, before anybody is served
+    try:
+        return take_part(rounds, forward, teacher.vocabulary_size, serve_alone, stop)
+    finally:
+        for conversation in conversations:
+            conversation.close()
+        logger.info("%s: %d rounds, %d of them idle", place.name, rounds.begun, rounds.idle_rounds)
+
+
+IDLE = Request(
+    0, torch.zeros(1, 2, dtype=torch.int32), torch.tensor([2], dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+)
+"""What a rank computes that has no request while others have: two tokens, the answer unread."""
+
+
+def take_part(
+    rounds: Rounds,
+    forward: Forward,
+    vocabulary_size: int,
+    serve: Callable[[Forward], Outcome],
+    stop: threading.Event,
+) -> Outcome:
+    """Run rounds in this thread and `serve` in another, until all ranks have left; return what `serve` returned.
+
+    A request that a model would refuse halfway is refused before a round. Whatever else a forward raises ends the
+    replica, since the other ranks wait inside it.
+
+    Raises:
+        RunError: a rank is lost, or the forward failed.
+        DisaggkdError: what `serve` raised.
+    """
+    outcome: list[Outcome] = []
+    failure: list[BaseException] = []
+
+    def compute(request: Request) -> Tensor:
+        ids = request.input_ids
+        if ids.numel() and not (0 <= int(ids.min()) and int(ids.max()) < vocabulary_size):
+            raise ValueError(f"request {request.request_id} has token ids outside of 0 … {vocabulary_size - 1}")
+        return rounds.compute(request)
+
+    def serving() -> None:
+        try:
+            outcome.append(serve(compute))
+        except BaseException as error:  # raised again below, in the thread whose end is the process's
+            failure.append(error)
+        finally:
+            rounds.leave()
+
+    server = threading.Thread(target=serving, name="serve", daemon=True)
+    server.start()
+    try:
+        while (begun := rounds.next()) is not None:
+            try:
+                rounds.finish(begun, forward(begun.request or IDLE))
+            except Exception as error:
+                message = f"{rounds.name}: the forward of round {begun.number} failed: {type(error).__name__}: {error}"
+                rounds.fail(RunError(message))
+                raise RunError(message) from error
+    except RunError:
+        stop.set()
+        server.join(_LEAVE_SECONDS)  # it says goodbye to the students, who then ask others at once
+        raise
+    server.join()
+    for error in failure:
+        if not isinstance(error, ReplicaBroken):
+            raise error
+    return outcome[0]
+
+
+def _open_rounds(config: Config, world: World, stop: threading.Event, shared: bool) -> tuple[Rounds, list]:
+    def lost(error: RunError) -> None:
+        if rounds.fail(error):
+            logger.error("%s: its replica ends, since it lost a rank: %s", world.name, error)
+            ender = threading.Timer(_STUCK_SECONDS + _LEAVE_SECONDS, os._exit, (1,))
+            ender.daemon = True
+            ender.start()
+
+    conversations = world.converse(lambda *message: rounds.hear(*message), lost)
+    rounds = Rounds(
+        world.name,
+        world.rank,
+        {rank: conversation.say for rank, conversation in conversations.items()},
+        world.names,
+        shared=shared,
+        leave_seconds=world.timeout + _LEAVE_SECONDS,
+        on_leave=stop.set,
+    )
+    for conversation in conversations.values():
+        conversation.start()
+    return rounds, list(conversations.values())

@@ -1,0 +1,140 @@
+"""A teacher's backbone sharded over the ranks of its replica with FSDP, straight from where the first rank loads it.
+
+The leader loads and proves the whole model in its machine's memory; the others build it without weights, and every
+parameter is scattered by itself. So a machine holds one copy however many ranks it has, a GPU never more than its shard
+and one whole parameter, and any file that transformers reads will do. The head never leaves the leader.
+"""
+
+from __future__ import annotations
+
+import json
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, distribute_tensor
+from transformers import AutoModelForCausalLM
+
+from disaggkd_cli.config import Config
+from disaggkd_cli.errors import RunError, UserError
+from disaggkd_cli.models import backbone_of, load_config, resolve_source
+from disaggkd_cli.models.load import DTYPES
+from disaggkd_cli.models.proven import ProvenTeacher, load_proven_teacher, prove_packed_documents
+from disaggkd_cli.replica.rounds import LEADER
+from disaggkd_cli.training.student_module import shard_teacher
+
+
+def load_sharded_teacher(config: Config, device: torch.device, group: dist.ProcessGroup) -> ProvenTeacher:
+    """Return the teacher with this rank's shard of its backbone on `device`. Collective over `group`.
+
+    Raises:
+        UserError: the model cannot be read, split, packed or sharded.
+        RunError: another rank ended meanwhile.
+    """
+    whole = None
+    if dist.get_rank(group) == LEADER:
+        whole = load_proven_teacher(config, torch.device("cpu"), prove_packing=False)
+    backbone = _without_weights(config)
+    try:
+        contents = _agree_on_contents(backbone, whole, group)
+        sharded = _scatter(backbone, None if whole is None else whole.backbone, contents["tensors"], device, group)
+    except RuntimeError as error:
+        reason = str(error).strip().splitlines()[0]
+        raise RunError(f"the replica's ranks could not share out {config.teacher.model}: {reason}") from error
+    source = resolve_source(config.teacher.model, trust_remote_code=config.teacher.trust_remote_code)
+    teacher = ProvenTeacher(source, sharded, contents["vocabulary_size"], contents["hidden_size"])
+    prove_packed_documents(config, teacher)
+    return teacher
+
+
+def _without_weights(config: Config) -> nn.Module:
+    source = resolve_source(config.teacher.model, trust_remote_code=config.teacher.trust_remote_code)
+    model_config = load_config(source, "teacher.model")
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(
+            model_config, dtype=DTYPES[config.teacher.dtype], trust_remote_code=source.trust_remote_code
+        )
+    backbone = backbone_of(model).eval()
+    if len(list(backbone.named_parameters())) != len(list(backbone.named_parameters(remove_duplicate=False))):
+        raise UserError(
+            f"teacher.parallelism: layers of {source.name} share parameters, which fsdp cannot shard; "
+            "set teacher.ranks_per_replica=1"
+        )
+    return backbone
+
+
+def _agree_on_contents(backbone: nn.Module, whole: ProvenTeacher | None, group: dist.ProcessGroup) -> dict:
+    """Return the leader's sizes and its list of `[name, shape, dtype]`, and give `backbone` the same dtypes."""
+    contents = {}
+    if whole is not None:
+        tensors = [
+            [name, list(tensor.shape), str(tensor.dtype).removeprefix("torch.")]
+            for name, tensor in _tensors(whole.backbone).items()
+        ]
+        contents = {
+            "vocabulary_size": whole.vocabulary_size,
+            "hidden_size": whole.hidden_size,
+            "tensors": tensors,
+        }
+    contents = json.loads(_broadcast_text(json.dumps(contents), group))
+    mine = {name: list(tensor.shape) for name, tensor in _tensors(backbone).items()}
+    theirs = {name: shape for name, shape, _ in contents["tensors"]}
+    if mine != theirs:
+        differing = sorted(name for name in mine.keys() | theirs.keys() if mine.get(name) != theirs.get(name))
+        raise UserError(
+            f"teacher.parallelism: the model as its configuration describes it differs from what its files hold (at "
+            f"{differing[0]}), so it cannot be sharded; set teacher.ranks_per_replica=1"
+        )
+    for name, shape, dtype in contents["tensors"]:
+        owner, leaf = _owner(backbone, name)
+        empty = torch.empty(shape, dtype=getattr(torch, dtype), device="meta")
+        if leaf in owner._parameters:
+            owner._parameters[leaf] = nn.Parameter(empty, requires_grad=False)
+        else:
+            owner._buffers[leaf] = empty
+    return contents
+
+
+def _scatter(
+    backbone: nn.Module, whole: nn.Module | None, tensors: list, device: torch.device, group: dist.ProcessGroup
+) -> nn.Module:
+    """Shard `backbone`, which has no weights yet, and give each rank its part of those of `whole`."""
+    mesh = DeviceMesh.from_group(group, device.type, mesh=torch.arange(dist.get_world_size(group)))
+    shard_teacher(backbone, mesh)
+    backbone.to_empty(device=device)
+    for name, shape, dtype in tensors:
+        owner, leaf = _owner(backbone, name)
+        mine = getattr(owner, leaf)
+        full = torch.empty(shape, dtype=getattr(torch, dtype), device=device)
+        if whole is not None:
+            source, _ = _owner(whole, name)
+            full.copy_(getattr(source, leaf))
+            delattr(source, leaf)
+        if isinstance(mine, DTensor):
+            part = distribute_tensor(full, mesh, mine.placements).to_local()
+            mine.to_local().copy_(part)
+        else:
+            dist.broadcast(full, LEADER, group=group)
+            mine.copy_(full)
+    return backbone
+
+
+def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+
+def _owner(module: nn.Module, name: str) -> tuple[nn.Module, str]:
+    path, _, leaf = name.rpartition(".")
+    return module.get_submodule(path), leaf
+
+
+def _broadcast_text(text: str, group: dist.ProcessGroup) -> str:
+    """Return the leader's text on every rank: its size first, then its bytes."""
+    data = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+    size = torch.tensor([data.numel()])
+    dist.broadcast(size, LEADER, group=group)
+    if dist.get_rank(group) != LEADER:
+        data = torch.empty(int(size), dtype=torch.uint8)
+    dist.broadcast(data, LEADER, group=group)
+    return data.numpy().tobytes().decode()
