@@ -119,6 +119,13 @@ def _together(config: Config) -> Iterator[str]:
         yield "loss.kd_weight: both it and loss.ce_weight are 0, so there is nothing to learn"
     if student.ranks >= 1 and student.replicate >= 1 and student.ranks % student.replicate:
         yield f"student.replicate: {student.replicate} does not divide student.ranks={student.ranks}"
+    if loss.vocabulary_parallel not in (True, False, "auto"):
+        yield f"loss.vocabulary_parallel: {loss.vocabulary_parallel!r} is not known; there are true, false, auto"
+    elif loss.vocabulary_parallel is True and loss.implementation == "full":
+        yield (
+            "loss.vocabulary_parallel: loss.implementation=full forms whole rows of logits, for which each rank needs "
+            "both heads whole; set loss.implementation=fused, or loss.vocabulary_parallel=false"
+        )
     starts = [name for name in ("model", "from_teacher", "from_config") if getattr(student, name)]
     if len(starts) > 1:
         yield f"student.{starts[0]}: give only one of student.{', student.'.join(starts)}"
@@ -126,8 +133,11 @@ def _together(config: Config) -> Iterator[str]:
         yield from _layers(student.from_teacher.layers)
     if student.lora is not None:
         yield from _lora(student)
+    yield from _flash_attention(config)
     if teacher.parallelism == "tensor" and config.mode == "colocated":
         yield "teacher.parallelism: tensor needs ranks of the teacher's own; colocated teachers are sharded with fsdp"
+    if teacher.parallelism == "tensor" and teacher.ranks_per_replica > 1 and teacher.model.endswith(".gguf"):
+        yield "teacher.parallelism: tensor reads slices of safetensors files, and this is a GGUF file; use fsdp"
     rendezvous = config.launch.rendezvous
     if rendezvous is not None:
         host, _, port = rendezvous.rpartition(":")
@@ -137,6 +147,21 @@ def _together(config: Config) -> Iterator[str]:
             yield (
                 f"launch.rendezvous: {host} is another interface, but launch.bind=loopback keeps listeners on this "
                 "machine; set launch.bind=all or the address to listen on"
+            )
+
+
+def _flash_attention(config: Config) -> Iterator[str]:
+    for name, side in (("student", config.student), ("teacher", config.teacher)):
+        if side.attention != "flash_attention_2":
+            continue
+        key = f"{name}.attention: flash_attention_2"
+        if side.dtype == "float32":
+            yield f"{key} computes in 16 bits; set {name}.dtype=bfloat16"
+        if config.launch.device == "cpu":
+            yield f"{key} needs a GPU, but launch.device=cpu; use auto, eager or sdpa"
+        if config.data.packing == "on":
+            yield (
+                f"{key} keeps packed documents apart in batches of one row only; use sdpa, or set data.packing=auto"
             )
 
 
@@ -191,12 +216,6 @@ def _for_a_run(config: Config) -> Iterator[str]:
         yield "teacher.cache: replaces teachers elsewhere; set mode=disaggregated, or remove the key"
     elif config.teacher.cache and not Path(config.teacher.cache).expanduser().is_dir():
         yield f"teacher.cache: {config.teacher.cache} is no directory; `disaggkd teacher CONFIG --record DIR` makes one"
-    if config.loss.vocabulary_parallel:
-        yield "loss.vocabulary_parallel: is not available in `run` in this version; remove the key"
-    if student.replicate > 1:
-        yield "student.replicate: HSDP is not available in this version; set it to 1"
-    if config.teacher_ranks and config.teacher.ranks_per_replica > 1:
-        yield "teacher.ranks_per_replica: replicas of several ranks are not available in this version; set it to 1"
     if config.transport.backend == "nccl":
         yield "transport.backend: nccl is not available in this version; use auto or gloo"
 

@@ -18,11 +18,15 @@ DIVERGENCES = (
     "total_variation",
 )
 
+ATTENTION = ("auto", "eager", "sdpa", "flash_attention_2")
+
 CHOICES: dict[str, tuple[str, ...]] = {
     "mode": ("disaggregated", "colocated"),
     "teacher.dtype": ("bfloat16", "float16", "float32"),
     "teacher.parallelism": ("fsdp", "tensor"),
+    "teacher.attention": ATTENTION,
     "student.dtype": ("float32", "bfloat16"),
+    "student.attention": ATTENTION,
     "student.activation_checkpointing": ("none", "full"),
     "loss.divergence": DIVERGENCES,
     "loss.implementation": ("fused", "full"),
@@ -61,6 +65,9 @@ class TeacherConfig:
 
     cache: str | None = None
     """A directory of recorded hidden states that stands in for a live teacher."""
+
+    attention: str = "auto"
+    """Attention kernels: auto (transformers' choice), eager, sdpa, or flash_attention_2 (needs flash-attn)."""
 
     merge_tokens: int = 0
     """Most tokens of several requests that one forward may take together; 0 = one request a forward. The teacher
@@ -124,7 +131,13 @@ class StudentConfig:
     """`full` keeps only the input of each layer and recomputes the rest in backward."""
 
     replicate: int = 1
-    """Copies of the sharded student (HSDP): ranks must be a multiple of it."""
+    """Copies of the sharded student (HSDP): ranks must be a multiple of it. Ranks of one copy are neighbours."""
+
+    compile: bool = False
+    """Compile each decoder layer with torch.compile."""
+
+    attention: str = "auto"
+    """Attention kernels: auto (transformers' choice), eager, sdpa, or flash_attention_2 (needs flash-attn)."""
 
     trust_remote_code: bool = False
     """Let the model directory's own Python code run. Off unless you trust whoever wrote it."""
@@ -155,8 +168,9 @@ class LossConfig:
     memory_budget: str = "256MiB"
     """Scratch memory that the fused loss may use per rank."""
 
-    vocabulary_parallel: bool = False
-    """Keep one shard of both heads on each student rank instead of gathering them."""
+    vocabulary_parallel: Any = False
+    """true keeps one shard of both heads on each rank of a copy of the student and gathers hidden rows instead; false
+    gathers the student's head; auto takes whichever sends fewer bytes."""
 
 
 @dataclass

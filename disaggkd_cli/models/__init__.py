@@ -1,9 +1,17 @@
 """Causal language models: loading them, splitting off their heads, and cutting a student out of a teacher."""
 
+from disaggkd_cli.models.attention import FLASH, require_attention, set_attention
 from disaggkd_cli.models.fingerprint import model_fingerprint
 from disaggkd_cli.models.head import backbone_of, head_of, head_semantics, hidden_states, verify_split
 from disaggkd_cli.models.layers import decoder_layers, student_from_layers
-from disaggkd_cli.models.load import ModelSource, load_causal_lm, load_config, load_head, resolve_source
+from disaggkd_cli.models.load import (
+    ModelSource,
+    load_causal_lm,
+    load_config,
+    load_head,
+    load_head_shard,
+    resolve_source,
+)
 from disaggkd_cli.models.packing import (
     decide_packing,
     leak_tolerance,
@@ -16,6 +24,7 @@ from disaggkd_cli.models.student import build_student
 from disaggkd_cli.models.vocabulary import verify_ids
 
 __all__ = [
+    "FLASH",
     "ModelSource",
     "backbone_of",
     "build_student",
@@ -28,11 +37,14 @@ __all__ = [
     "load_causal_lm",
     "load_config",
     "load_head",
+    "load_head_shard",
     "model_fingerprint",
     "packs_documents",
     "relative_difference",
     "requested_states",
+    "require_attention",
     "resolve_source",
+    "set_attention",
     "student_from_layers",
     "verify_ids",
     "verify_packing",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,8 +78,10 @@ def load_config(source: ModelSource, key: str) -> Any:
         raise UserError(f"{key}: {_unreadable(source, error)}") from None
 
 
-def load_causal_lm(source: ModelSource, dtype: torch.dtype, key: str) -> nn.Module:
-    """Return the causal LM in eval mode, on the CPU, with weights in `dtype`.
+def load_causal_lm(source: ModelSource, dtype: torch.dtype, key: str, **arguments: Any) -> nn.Module:
+    """Return the causal LM in eval mode, with weights in `dtype`, on the CPU unless `arguments` say otherwise.
+
+    `arguments` are more of `from_pretrained`'s, such as `distributed_config`.
 
     Raises:
         UserError: when the model cannot be found or read, or when weights are missing from its files.
@@ -87,7 +90,7 @@ def load_causal_lm(source: ModelSource, dtype: torch.dtype, key: str) -> nn.Modu
     previous = _quiet_transformers()
     try:
         model, info = AutoModelForCausalLM.from_pretrained(
-            source.name, dtype=dtype, output_loading_info=True, **source.arguments()
+            source.name, dtype=dtype, output_loading_info=True, **source.arguments(), **arguments
         )
     except ImportError as error:
         raise UserError(f"{key}: {source.name}: {_one_line(error)} (`pip install 'disaggkd[gguf]'` for GGUF)") from None
@@ -126,20 +129,31 @@ def load_head(source: ModelSource, dtype: torch.dtype, key: str) -> Head:
     Raises:
         UserError: when the model cannot be read, or has no head that can be read.
     """
+    return load_head_shard(source, dtype, key, lambda vocabulary: (0, vocabulary))[0]
+
+
+def load_head_shard(
+    source: ModelSource, dtype: torch.dtype, key: str, ids: Callable[[int], tuple[int, int]]
+) -> tuple[Head, int]:
+    """Return the head of some ids, as `load_head` would, and the size of the whole vocabulary.
+
+    Args:
+        ids: from the size of the vocabulary to `(start, stop)`. Only these rows are read from safetensors files.
+    """
     config = load_config(source, key)
     names = _head_tensor_names(source, config) if source.directory and not source.gguf_file else None
-    tensors = _read_tensors(source.directory, names.values()) if names else None
-    if tensors is None:
+    if not names:
         model = load_causal_lm(source, dtype, key)
         head = head_of(model)
         verify_split(model, head, f"{key} {source.name}")
-        weight, bias = head.weight.detach().clone(), None if head.bias is None else head.bias.detach().clone()
-        return Head(weight, bias, head.scale, head.softcap)
-    weight, bias = tensors[names["weight"]], tensors.get(names.get("bias"))
-    scale, softcap = head_semantics(config)
+        vocabulary = len(head.weight)
+        part = head.detached().rows(*ids(vocabulary))
+        weight, bias = part.weight.clone(), None if part.bias is None else part.bias.clone()
+        return Head(weight, bias, head.scale, head.softcap), vocabulary
+    tensors, vocabulary = _read_rows(source.directory, names, ids)
     # Copies: a tensor read by safetensors keeps its whole file mapped for as long as it lives.
-    weight = weight.to(dtype, copy=True)
-    return Head(weight, None if bias is None else bias.to(dtype, copy=True), scale, softcap)
+    copies = {kind: tensor.to(dtype, copy=True) for kind, tensor in tensors.items()}
+    return Head(copies["weight"], copies.get("bias"), *head_semantics(config)), vocabulary
 
 
 def _head_tensor_names(source: ModelSource, config: Any) -> dict[str, str] | None:
@@ -181,15 +195,21 @@ def _tensor_files(directory: Path) -> dict[str, Path]:
         raise UserError(f"{single}: is damaged: {_one_line(error)}; copy or download it again") from None
 
 
-def _read_tensors(directory: Path, names: Any) -> dict[str, Tensor]:
+def _read_rows(
+    directory: Path, names: dict[str, str], ids: Callable[[int], tuple[int, int]]
+) -> tuple[dict[str, Tensor], int]:
+    """Return the rows of the named tensors, by kind, and how many rows there are in all."""
     from safetensors import safe_open
 
     files = _tensor_files(directory)
-    tensors = {}
-    for name in names:
+    tensors, vocabulary = {}, 0
+    for kind, name in names.items():
         with safe_open(files[name], "pt") as file:
-            tensors[name] = file.get_tensor(name)
-    return tensors
+            rows = file.get_slice(name)
+            vocabulary = rows.get_shape()[0]
+            start, stop = ids(vocabulary)
+            tensors[kind] = rows[start:stop]
+    return tensors, vocabulary
 
 
 def _unreadable(source: ModelSource, error: Exception) -> str:

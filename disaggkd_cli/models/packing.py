@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from disaggkd_cli.config import Config
 from disaggkd_cli.errors import UserError
+from disaggkd_cli.models.attention import FLASH
 from disaggkd_cli.models.head import hidden_states
 from disaggkd_cli.models.load import load_config, resolve_source
 from disaggkd_cli.models.student import student_source_config
@@ -47,6 +48,8 @@ def decide_packing(config: Config) -> tuple[bool, str]:
     """
     if config.data.packing != "auto":
         return config.data.packing == "on", f"data.packing={config.data.packing}"
+    if FLASH in (config.teacher.attention, config.student.attention):
+        return False, "flash_attention_2 keeps packed documents apart in batches of one row only"
     teacher = resolve_source(config.teacher.model, trust_remote_code=config.teacher.trust_remote_code)
     for model_config in (load_config(teacher, "teacher.model"), student_source_config(config)):
         packs, reason = packs_documents(model_config)

@@ -4,36 +4,43 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from disaggkd_cli.config import Config
 from disaggkd_cli.data import Splits, compare_vocabularies, load_splits, load_tokenizer, tokenizer_fingerprint
 from disaggkd_cli.errors import SavedAndResumable
 from disaggkd_cli.losses import Head
+from disaggkd_cli.losses.placement import HeadTraffic
 from disaggkd_cli.models import (
+    FLASH,
     backbone_of,
     build_student,
     decide_packing,
     head_of,
     load_causal_lm,
-    load_head,
+    load_config,
+    load_head_shard,
     model_fingerprint,
+    require_attention,
     resolve_source,
+    set_attention,
     verify_ids,
     verify_packing,
     verify_split,
 )
 from disaggkd_cli.models.load import DTYPES
+from disaggkd_cli.training.layout import StudentLayout, group_timeout, layout_of, shard_mesh, student_mesh
 from disaggkd_cli.training.optimizer import build_optimizer
 from disaggkd_cli.training.recorded import RecordedSource, open_recording
 from disaggkd_cli.training.schedule import WorkItem
 from disaggkd_cli.training.sources import ColocatedSource, HiddenStateSource, RemoteSource
-from disaggkd_cli.training.student_module import StudentModule, freeze, shard_student, shard_teacher, student_mesh
+from disaggkd_cli.training.student_module import StudentModule, freeze, shard_student, shard_teacher
 from disaggkd_cli.transport import HiddenStateRing, Identity, TeacherPool, TeachersLost
 
 Say = Callable[[str], None]
@@ -45,11 +52,14 @@ class Parts:
 
     Attributes:
         model: the student, float32, on the CPU.
-        teacher_head: the teacher's frozen head, in the teacher's dtype.
+        teacher_head: the teacher's frozen head, in the teacher's dtype; only this rank's rows when vocabulary-parallel.
         teacher_backbone: the frozen teacher itself, in colocated runs only.
         tokenizer: the student's.
         splits: tokenized training and held-out sequences.
         identity: what the run is made of; recorded in checkpoints and compared on resume.
+        layout: this rank's place among the student's.
+        teacher_vocabulary: ids of the teacher's whole head.
+        mesh: of all student ranks, once `build_module` has made it.
     """
 
     model: nn.Module
@@ -58,6 +68,9 @@ class Parts:
     tokenizer: Any
     splits: Splits
     identity: dict[str, Any]
+    layout: StudentLayout = field(default_factory=StudentLayout)
+    teacher_vocabulary: int = 0
+    mesh: DeviceMesh | None = None
 
     @property
     def pad_id(self) -> int:
@@ -72,6 +85,7 @@ def build_parts(config: Config, say: Say) -> Parts:
     Raises:
         UserError: naming what cannot be read, split or packed, or which token ids differ.
     """
+    require_attention(config.student.attention, "student.attention")
     teacher_source = resolve_source(config.teacher.model, trust_remote_code=config.teacher.trust_remote_code)
     teacher_tokenizer = load_tokenizer(config.teacher.model)
     tokenizer = load_tokenizer(config.student.model) if config.student.model else teacher_tokenizer
@@ -83,12 +97,16 @@ def build_parts(config: Config, say: Say) -> Parts:
         for note in dataset.notes:
             say(note)
     model = build_student(config)
+    if config.student.attention != FLASH:  # which cannot run where the checks run, on the CPU
+        set_attention(model, config.student.attention, "student.attention")
     head = head_of(model)
     verify_split(model, head, "the student")
     if pack:
         verify_packing(backbone_of(model), head.weight.shape[0], "the student")
-    teacher_backbone, teacher_head = _teacher(config, teacher_source, pack)
-    sizes = (teacher_head.weight.shape[0], head.weight.shape[0])
+    layout = _layout(config, model, load_config(teacher_source, "teacher.model"), say)
+    vocabulary = len(head.weight)
+    teacher_backbone, teacher_head, teacher_vocabulary = _teacher(config, teacher_source, pack, layout, vocabulary)
+    sizes = (teacher_vocabulary, vocabulary)
     for dataset in (splits.train, splits.evaluation):
         verify_ids(dataset.input_ids, dataset.labels, shared, sizes)
     identity = {
@@ -100,7 +118,38 @@ def build_parts(config: Config, say: Say) -> Parts:
         "seed": config.seed,
         "global batch (sequences)": config.global_batch_sequences,
     }
-    return Parts(model, teacher_head, teacher_backbone, tokenizer, splits, identity)
+    return Parts(
+        model, teacher_head, teacher_backbone, tokenizer, splits, identity, layout, teacher_vocabulary
+    )  # fmt: skip
+
+
+def _layout(config: Config, model: nn.Module, teacher_config: Any, say: Say) -> StudentLayout:
+    """Return this rank's place, deciding `loss.vocabulary_parallel: auto` by the bytes that either way sends."""
+    rank, wanted = dist.get_rank(), config.loss.vocabulary_parallel
+    if wanted == "auto":
+        head, shards = head_of(model), config.student.ranks // config.student.replicate
+        tokens = config.train.micro_batch_sequences * config.data.sequence_length
+        traffic = HeadTraffic(
+            ranks=shards,
+            rows=tokens,
+            tokens=tokens,
+            vocabulary=head.weight.shape[0],
+            student_width=head.weight.shape[1],
+            teacher_width=teacher_config.get_text_config().hidden_size,
+            student_bytes=DTYPES[config.student.dtype].itemsize,
+            teacher_bytes=DTYPES[config.teacher.dtype].itemsize,
+            tied=model.get_input_embeddings().weight is head.weight,
+            head_trained=head.weight.requires_grad,
+        )
+        wanted = config.loss.implementation == "fused" and traffic.rows_should_travel
+        say(
+            f"loss.vocabulary_parallel=auto: {'rows' if wanted else 'heads'} are gathered ({traffic.rows_bytes:.3g} "
+            f"bytes a micro-batch for rows, {traffic.heads_bytes:.3g} for heads)"
+        )
+    layout = layout_of(config, rank, vocabulary_parallel=bool(wanted))
+    if layout.ranks > 1:
+        say(f"student layout: {layout.describe()}")
+    return layout
 
 
 def _now_and_then(say: Say, seconds: float = 5.0) -> Callable[[str, int], None]:
@@ -116,35 +165,54 @@ def _now_and_then(say: Say, seconds: float = 5.0) -> Callable[[str, int], None]:
     return progress
 
 
-def _teacher(config: Config, source: Any, pack: bool) -> tuple[nn.Module | None, Head]:
+def _teacher(
+    config: Config, source: Any, pack: bool, layout: StudentLayout, student_vocabulary: int
+) -> tuple[nn.Module | None, Head, int]:
+    """Return the backbone (colocated only), the rows of the head that this rank keeps, and the whole vocabulary."""
     dtype = DTYPES[config.teacher.dtype]
+
+    def ids(vocabulary: int) -> tuple[int, int]:
+        return layout.teacher_ids(student_vocabulary, vocabulary)
+
     if config.mode == "disaggregated":
-        return None, load_head(source, dtype, "teacher.model")
+        return None, *load_head_shard(source, dtype, "teacher.model", ids)
+    require_attention(config.teacher.attention, "teacher.attention")
     model = load_causal_lm(source, dtype, "teacher.model")
+    if config.teacher.attention != FLASH:
+        set_attention(model, config.teacher.attention, "teacher.attention")
     head = head_of(model)
     verify_split(model, head, f"teacher.model {source.name}")
+    vocabulary = len(head.weight)
     if pack:
-        verify_packing(backbone_of(model), head.weight.shape[0], f"teacher.model {source.name}")
-    weight, bias = head.weight.detach().clone(), None if head.bias is None else head.bias.detach().clone()
-    return backbone_of(model), Head(weight, bias, head.scale, head.softcap)
+        verify_packing(backbone_of(model), vocabulary, f"teacher.model {source.name}")
+    set_attention(model, config.teacher.attention, "teacher.attention")
+    part = head.detached().rows(*ids(vocabulary))
+    weight, bias = part.weight.clone(), None if part.bias is None else part.bias.clone()
+    return backbone_of(model), Head(weight, bias, head.scale, head.softcap), vocabulary
 
 
 def build_module(
     config: Config, parts: Parts, device: torch.device, say: Say
 ) -> tuple[StudentModule, torch.optim.Optimizer]:
-    """Freeze, move and shard the student, and build its optimizer."""
+    """Freeze, shard and move the student, and build its optimizer. Collective over all student ranks."""
     frozen = freeze(parts.model, config.student.freeze)
     trained = sum(parameter.numel() for parameter in parts.model.parameters() if parameter.requires_grad)
     total = sum(parameter.numel() for parameter in parts.model.parameters())
     say(f"student: {total:,} parameters, {trained:,} of them trained" + (f"; {len(frozen)} frozen" if frozen else ""))
     head = parts.teacher_head
     bias = None if head.bias is None else head.bias.to(device)
-    module = StudentModule(
-        parts.model.to(device), Head(head.weight.to(device), bias, head.scale, head.softcap), config.loss
-    )
+    set_attention(parts.model, config.student.attention, "student.attention")
+    module = StudentModule(parts.model, Head(head.weight.to(device), bias, head.scale, head.softcap), config.loss)
     module.train()
-    mesh = student_mesh(device.type, dist.group.WORLD)
-    shard_student(module, mesh, DTYPES[config.student.dtype], config.student.activation_checkpointing)
+    parts.mesh = student_mesh(device.type, dist.group.WORLD, parts.layout.replicate, group_timeout(config))
+    shard_student(
+        module,
+        parts.mesh,
+        DTYPES[config.student.dtype],
+        config.student.activation_checkpointing,
+        vocabulary_parallel=parts.layout.vocabulary_parallel,
+        compiled=config.student.compile,
+    )
     return module, build_optimizer(module, config.train)
 
 
@@ -164,10 +232,9 @@ def open_source(
         SavedAndResumable: none came within `transport.teacher_wait`.
     """
     if config.mode == "colocated":
-        mesh = student_mesh(device.type, dist.group.WORLD)
-        backbone = shard_teacher(parts.teacher_backbone.to(device), mesh)
+        backbone = shard_teacher(parts.teacher_backbone, shard_mesh(parts.mesh))
         return ColocatedSource(backbone, items, device), None
-    vocabulary, width = parts.teacher_head.weight.shape
+    width = parts.teacher_head.weight.shape[1]
     if config.teacher.cache:
         return RecordedSource(open_recording(config, width), items, device), None
     transport = config.transport
@@ -175,7 +242,7 @@ def open_source(
         role=f"student {rank}",
         teacher_fingerprint=parts.identity["teacher"],
         tokenizer_fingerprint=parts.identity["teacher tokenizer"],
-        vocabulary_size=vocabulary,
+        vocabulary_size=parts.teacher_vocabulary,
         hidden_size=width,
         wire_dtype=transport.dtype,
     )

@@ -7,9 +7,9 @@ weight is gathered once with the root's other parameters, and never once per win
 from __future__ import annotations
 
 import fnmatch
+from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -19,7 +19,11 @@ from disaggkd_cli.data import MicroBatch
 from disaggkd_cli.errors import UserError
 from disaggkd_cli.losses import Head, fused_kd_loss, reference_kd_loss
 from disaggkd_cli.models import backbone_of, decoder_layers, head_of, hidden_states
+from disaggkd_cli.training.layout import student_mesh
+from disaggkd_cli.training.vocabulary_parallel import VocabularyParallel
 from disaggkd_cli.units import parse_bytes
+
+__all__ = ["StudentModule", "freeze", "fsdp_units", "shard_student", "shard_teacher", "student_mesh"]
 
 
 class StudentModule(nn.Module):
@@ -27,8 +31,8 @@ class StudentModule(nn.Module):
 
     Args:
         model: the student, a transformers causal LM.
-        teacher_head: the teacher's frozen head; kept outside the module's parameters, so it is neither sharded,
-            trained nor saved.
+        teacher_head: the teacher's frozen head, or this rank's shard of it when vocabulary-parallel; kept outside the
+            module's parameters, so it is neither sharded, trained nor saved.
         loss: the loss section of the config.
     """
 
@@ -37,6 +41,7 @@ class StudentModule(nn.Module):
         self.model = model
         self.loss = loss
         self._teacher_head = (teacher_head,)
+        self.vocabulary: VocabularyParallel | None = None
 
     def forward(self, batch: MicroBatch, teacher_hidden: Tensor, num_tokens: int, evaluation: bool = False):
         """Return `(loss, out)` of one micro-batch, where `out` is what `losses.fused_kd_loss` returned.
@@ -50,8 +55,25 @@ class StudentModule(nn.Module):
             num_tokens: supervised rows of the whole optimizer step, over all ranks.
             evaluation: report plain cross-entropy too, whatever its weight in training.
         """
+        vocabulary = self.vocabulary
+        if vocabulary is not None:
+            vocabulary.begin(batch.input_ids.numel(), len(batch.rows), batch.input_ids.device)
         states = hidden_states(backbone_of(self.model), batch.input_ids, batch.position_ids)
-        student_hidden = states.reshape(-1, states.shape[-1])[batch.rows]
+        rows = states.reshape(-1, states.shape[-1])[batch.rows]
+        arguments = self._arguments(num_tokens, evaluation)
+        teacher_head = self._teacher_head[0]
+        if vocabulary is not None:
+            rows, labels, teacher_hidden = vocabulary.gathered(rows, batch.row_labels, teacher_hidden)
+            out = fused_kd_loss(
+                rows, vocabulary.head(), teacher_hidden, teacher_head, labels, group=vocabulary.group, **arguments
+            )
+            vocabulary.end()
+            return out.loss, vocabulary.own_share(out)
+        function = fused_kd_loss if self.loss.implementation == "fused" else reference_kd_loss
+        out = function(rows, head_of(self.model), teacher_hidden, teacher_head, batch.row_labels, **arguments)
+        return out.loss, out
+
+    def _arguments(self, num_tokens: int, evaluation: bool) -> dict[str, Any]:
         loss = self.loss
         arguments = {
             "divergence": loss.divergence,
@@ -63,12 +85,9 @@ class StudentModule(nn.Module):
         }
         if evaluation:
             arguments |= {"kd_weight": 1.0, "ce_weight": 1.0}
-        heads = (head_of(self.model), self._teacher_head[0])
-        function = reference_kd_loss
         if loss.implementation == "fused":
-            function, arguments["memory_budget"] = fused_kd_loss, parse_bytes(loss.memory_budget)
-        out = function(student_hidden, heads[0], teacher_hidden, heads[1], batch.row_labels, **arguments)
-        return out.loss, out
+            arguments["memory_budget"] = parse_bytes(loss.memory_budget)
+        return arguments
 
 
 def freeze(model: nn.Module, patterns: list[str]) -> list[str]:
@@ -92,26 +111,55 @@ def freeze(model: nn.Module, patterns: list[str]) -> list[str]:
     return frozen
 
 
-def shard_student(module: StudentModule, mesh: DeviceMesh, compute_dtype: torch.dtype, checkpointing: str) -> None:
+def shard_student(
+    module: StudentModule,
+    mesh: DeviceMesh,
+    compute_dtype: torch.dtype,
+    checkpointing: str,
+    *,
+    vocabulary_parallel: bool = False,
+    compiled: bool = False,
+) -> None:
     """Shard the student over `mesh` with FSDP2, a unit a decoder layer; the root holds embeddings, norm and head.
 
-    Gradients are summed over ranks, not averaged: the loss is already divided by the rows of the whole step.
+    Gradients are summed over ranks, not averaged, over both dimensions of a `[replicate, shard]` mesh: the loss is
+    already divided by the rows of the whole step. A model still on the CPU goes to the mesh's device unit by unit, so
+    that it is never there whole.
+
+    Args:
+        module: the student and its loss.
+        mesh: `[shard]`, or `[replicate, shard]` for HSDP.
+        compute_dtype: of forward and backward; the parameters stay as they are.
+        checkpointing: `none`, or `full`.
+        vocabulary_parallel: take the head (and an embedding tied to it) out of FSDP, in shards of the vocabulary.
+        compiled: compile each decoder layer's forward with torch.compile; FSDP's hooks stay outside of it.
     """
     if checkpointing == "full":
         module.model.gradient_checkpointing_enable({"use_reentrant": False})
+    apart = None
+    if vocabulary_parallel:
+        module.vocabulary = VocabularyParallel(module.model, mesh, compute_dtype)
+        apart = module.vocabulary.parameters
     low = compute_dtype != torch.float32
     dtypes = {"param_dtype": compute_dtype, "reduce_dtype": torch.float32} if low else {}
     for layer in decoder_layers(module.model)[1]:
+        if compiled:
+            layer.forward = torch.compile(layer.forward)
         fully_shard(layer, mesh=mesh, mp_policy=MixedPrecisionPolicy(**dtypes))
     # The root's inputs are token ids and the teacher's hidden states, which keep the dtype they came in.
-    fully_shard(module, mesh=mesh, mp_policy=MixedPrecisionPolicy(**dtypes, cast_forward_inputs=False))
+    policy = MixedPrecisionPolicy(**dtypes, cast_forward_inputs=False)
+    fully_shard(module, mesh=mesh, mp_policy=policy, ignored_params=apart)
     for unit in fsdp_units(module):
         unit.set_gradient_divide_factor(1.0)
         unit.set_force_sum_reduction_for_comms(True)
 
 
 def shard_teacher(backbone: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """Shard a frozen teacher's backbone over `mesh`, a unit a decoder layer, and return it (colocated runs)."""
+    """Shard a frozen teacher's backbone over `mesh`, a unit a decoder layer, and return it (colocated runs).
+
+    Units go to the mesh's device one by one. Under HSDP the mesh is that of one copy of the student: the layers then
+    are gathered within a node, as the student's are, at the price of one teacher for each copy.
+    """
     for parameter in backbone.parameters():
         parameter.requires_grad_(False)
     for layer in decoder_layers(backbone)[1]:
@@ -122,9 +170,3 @@ def shard_teacher(backbone: nn.Module, mesh: DeviceMesh) -> nn.Module:
 def fsdp_units(module: nn.Module) -> list[FSDPModule]:
     """Return every FSDP unit of a module, itself included."""
     return [unit for unit in module.modules() if isinstance(unit, FSDPModule)]
-
-
-def student_mesh(device_type: str, timeout_group: dist.ProcessGroup) -> DeviceMesh:
-    """Return the one-dimensional mesh over all student ranks."""
-    ranks = list(range(dist.get_world_size()))
-    return DeviceMesh.from_group(timeout_group, device_type, mesh=torch.tensor(ranks), mesh_dim_names=("shard",))
