@@ -159,8 +159,8 @@ def _root_parameters(work: Workload) -> float:
 
 
 def gathered(work: Workload) -> int:
-    """0 where whole weights are the shards themselves: one rank, float32."""
-    return 0 if work.shard_ranks == 1 and work.student_bytes == 4 else 1
+    """1: whole weights are copies beside their shards. On one rank too, where FSDP2 copies what it need not gather."""
+    return 1
 
 
 def loss(work: Workload, fused: bool) -> list[Term]:
@@ -266,8 +266,8 @@ def reducing(work: Workload) -> Term:
 
 
 def reduce_bytes(work: Workload) -> int:
-    """Bytes an element in a reduction; nothing is reduced on one rank."""
-    return 4 if work.shard_ranks > 1 else 0
+    """Bytes an element in a reduction: float32. On one rank nothing travels, but the buffer is filled all the same."""
+    return 4
 
 
 def embedding_gradients(work: Workload) -> list[Term]:

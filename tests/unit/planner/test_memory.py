@@ -107,13 +107,32 @@ def test_accumulation_keeps_the_shard_of_the_gradients():
     assert terms_of(memory.student_rank(toy_work(accumulation=2)), "loss")["sharded gradients"] == 4 * N / 4
 
 
-def test_one_float32_rank_gathers_nothing():
-    found = terms_of(memory.student_rank(toy_work(student_ranks=1, student_bytes=4)), "last layer backward")
-    assert found["root unit, whole"] == found["layer weights, whole"] == 0
-    assert (
-        terms_of(memory.student_rank(toy_work(student_ranks=1, student_bytes=4)), "layer backward")["layer reduction"]
-        == 0
-    )
+def test_one_float32_rank_holds_copies_too():
+    work = toy_work(student_ranks=1, student_bytes=4)
+    found = terms_of(memory.student_rank(work), "last layer backward")
+    assert found["root unit, whole"] == 4 * work.student_parameters.root
+    assert found["layer weights, whole"] == 2 * 4 * work.student_parameters.largest_layer
+    layer = terms_of(memory.student_rank(work), "layer backward")
+    assert layer["layer reduction"] == 4 * work.student_parameters.largest_layer
+
+
+def test_fsdp_copies_on_one_float32_rank():
+    """What the planner counts there is what FSDP2 does: the weight that a forward sees is not its shard's memory."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import fully_shard
+
+    seen = []
+    layer = torch.nn.Linear(8, 8, bias=False)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        fully_shard(layer, mesh=DeviceMesh.from_group(dist.group.WORLD, "cpu"))
+        layer.register_forward_hook(lambda module, *_: seen.append(module.weight.data_ptr()))
+        layer(torch.ones(1, 8))
+        assert seen and seen[0] != layer.weight.to_local().data_ptr()
+    finally:
+        dist.destroy_process_group()
 
 
 def test_teacher_rank_by_hand():
@@ -176,7 +195,7 @@ def test_memory_never_falls_with_tokens(kind, sequences, more):
 @given(ranks=st.integers(1, 64), more=st.integers(1, 64))
 @settings(max_examples=25, deadline=None)
 def test_memory_never_rises_with_ranks(kind, ranks, more):
-    # Float32 on one rank needs no gathered copies, so the comparison starts at two.
+    # One rank keeps no flat buffer of a gather, so the comparison starts at two.
     few, many = (KINDS[kind](toy_work(student_ranks=1 + count)) for count in (ranks, ranks + more))
     assert many.peak_bytes <= few.peak_bytes + 1e-6
 
