@@ -130,6 +130,7 @@ def test_fsdp_copies_on_one_float32_rank():
         fully_shard(layer, mesh=DeviceMesh.from_group(dist.group.WORLD, "cpu"))
         layer.register_forward_hook(lambda module, *_: seen.append(module.weight.data_ptr()))
         layer(torch.ones(1, 8))
+        layer.reshard()
         assert seen and seen[0] != layer.weight.to_local().data_ptr()
     finally:
         dist.destroy_process_group()
