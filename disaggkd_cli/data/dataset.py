@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,15 +13,18 @@ import numpy as np
 from disaggkd_cli.data.batch import Sequence
 from disaggkd_cli.data.notes import Notes
 from disaggkd_cli.data.order import permutation
-from disaggkd_cli.data.packing import one_per_row, pack
+from disaggkd_cli.data.packing import Rows, one_per_row, pack
 from disaggkd_cli.data.tokenized import TokenizedDocuments
 
 _FINGERPRINT_VERSION = 1
 
+Allocate = Callable[[str, int, Any], np.ndarray]
+"""(name, size, dtype) → a flat array to be filled, in memory or in a file."""
+
 
 @dataclass(frozen=True, eq=False)
 class TokenizedDataset:
-    """N sequences in flat arrays. Immutable; `sequence(i)` is a view of it."""
+    """N sequences in flat arrays, in memory or mapped from files. Immutable; `sequence(i)` is a view of it."""
 
     input_ids: np.ndarray
     """[T] int32."""
@@ -38,6 +42,12 @@ class TokenizedDataset:
     """sha256 (hex) over all of the above and the settings that made it."""
     notes: list[str]
     """What the user should know: documents left out or cut, what was held out."""
+    source_sizes: tuple[int, ...] = ()
+    """Sequences of each source, which stand one source after the other; empty where there is one source alone."""
+    weights: tuple[int, ...] = ()
+    """Sequences drawn of each source in each round of the mixture; empty where there is one source alone."""
+    length_bucketing: bool = False
+    """Whether batches are made of sequences of similar lengths."""
 
     def __len__(self) -> int:
         return len(self.sequence_ends)
@@ -48,9 +58,14 @@ class TokenizedDataset:
         return len(self.input_ids)
 
     @property
+    def lengths(self) -> np.ndarray:
+        """[N] int64 tokens of each sequence."""
+        return np.diff(self.sequence_ends, prepend=0)
+
+    @property
     def longest(self) -> int:
         """Tokens of the longest sequence."""
-        return int(np.diff(self.sequence_ends, prepend=0).max())
+        return int(self.lengths.max())
 
     def sequence(self, index: int) -> Sequence:
         """Sequence `index` (0 … N - 1)."""
@@ -61,35 +76,101 @@ class TokenizedDataset:
         lengths = self.document_lengths[self.documents_before[index] : self.documents_before[index + 1]]
         return Sequence(self.input_ids[start:end], self.labels[start:end], tuple(lengths.tolist()))
 
+    def verify(self, check: Callable[[np.ndarray, np.ndarray], Any]) -> None:
+        """Call `check` with all token ids and labels; it raises where they may not be used."""
+        check(self.input_ids, self.labels)
+
+
+def _in_memory(_name: str, size: int, dtype: Any) -> np.ndarray:
+    return np.empty(size, dtype)
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """The rows of one source that have a supervised token."""
+
+    rows: Rows
+    which: np.ndarray
+    """[N] indices of the rows."""
+    supervised: np.ndarray
+    """[N] supervised tokens of each."""
+
 
 def lay_out(
-    documents: TokenizedDocuments, key: str, settings: dict[str, Any], notes: Notes, shuffle_seed: int | None = None
+    sources: list[TokenizedDocuments],
+    key: str,
+    settings: dict[str, Any],
+    notes: Notes,
+    shuffle_seed: int | None = None,
+    allocate: Allocate = _in_memory,
 ) -> TokenizedDataset:
     """Rows of at most settings["sequence_length"] tokens, packed if settings["pack"]; none without a supervised token.
 
-    With `shuffle_seed` the rows are shuffled once and for all, so that the first n of them are a fair sample.
+    Sources are laid out apart, so that no row holds documents of two, and stand one after the other. With
+    `shuffle_seed` the rows of all are shuffled once and for all, so that the first n of them are a fair sample.
     """
+    chosen = [_choose(documents, settings) for documents in sources]
+    sizes = [len(each.which) for each in chosen]
+    source_of = np.repeat(np.arange(len(chosen)), sizes)
+    row_of = np.concatenate([each.which for each in chosen])
+    supervised = np.concatenate([each.supervised for each in chosen]).astype(np.int32)
+    if shuffle_seed is not None:
+        order = permutation(len(row_of), shuffle_seed, 0, purpose="evaluation")
+        source_of, row_of, supervised = source_of[order], row_of[order], supervised[order]
+    runs = np.flatnonzero(np.diff(source_of, prepend=-1))
+    parts = [
+        _pieces_of_rows(chosen[source_of[first]].rows, row_of[first:last])
+        for first, last in zip(runs.tolist(), [*runs[1:].tolist(), len(row_of)], strict=True)
+    ]
+    per_row = np.concatenate([count for _, count in parts])
+    lengths = np.concatenate([pieces.lengths for pieces, _ in parts])
+    before = np.concatenate([[0], np.cumsum(per_row)])
+    arrays = {
+        "sequence_ends": np.cumsum(lengths)[before[1:] - 1],
+        "document_lengths": lengths.astype(np.int32),
+        "documents_before": before.astype(np.int64),
+        "supervised_counts": supervised,
+    }
+    for name, array in arrays.items():
+        arrays[name] = allocate(name, len(array), array.dtype)
+        arrays[name][:] = array
+    tokens = int(lengths.sum())
+    arrays |= {name: allocate(name, tokens, np.int32) for name in ("input_ids", "labels")}
+    at = 0
+    for pieces, _ in parts:
+        for ids, labels in pieces.blocks():
+            arrays["input_ids"][at : at + len(ids)] = ids
+            arrays["labels"][at : at + len(ids)] = labels
+            at += len(ids)
+    notes.add(
+        f"{key}: {len(row_of)} sequences, {sum(map(len, sources))} documents, {tokens} tokens, "
+        f"{supervised.sum()} of them supervised"
+    )
+    fingerprint = _fingerprint(
+        [arrays[name] for name in ("input_ids", "labels", "sequence_ends", "document_lengths")], settings
+    )
+    return TokenizedDataset(
+        **arrays,
+        fingerprint=fingerprint,
+        notes=notes.lines(),
+        source_sizes=tuple(sizes) if len(sizes) > 1 and shuffle_seed is None else (),
+    )
+
+
+def _choose(documents: TokenizedDocuments, settings: dict[str, Any]) -> _Chosen:
     length = settings["sequence_length"]
     rows = pack(documents, length) if settings["pack"] else one_per_row(documents, length)
     counts = np.add.reduceat(rows.pieces.supervised_counts, rows.pieces_before[:-1])
     which = np.flatnonzero(counts)
-    if shuffle_seed is not None:
-        which = which[permutation(len(which), shuffle_seed, 0, purpose="evaluation")]
+    return _Chosen(rows, which, counts[which])
+
+
+def _pieces_of_rows(rows: Rows, which: np.ndarray) -> tuple[TokenizedDocuments, np.ndarray]:
+    """The pieces of some rows, in order, and how many each row has."""
     per_row = np.diff(rows.pieces_before)[which]
     before = np.concatenate([[0], np.cumsum(per_row)])
     order = np.repeat(rows.pieces_before[:-1][which] - before[:-1], per_row) + np.arange(before[-1])
-    pieces = rows.pieces.select(order)
-    sequence_ends = pieces.ends[before[1:] - 1]
-    supervised = counts[which].astype(np.int32)
-    notes.add(
-        f"{key}: {len(which)} sequences, {len(documents)} documents, {len(pieces.input_ids)} tokens, "
-        f"{supervised.sum()} of them supervised"
-    )
-    document_lengths = pieces.lengths.astype(np.int32)
-    fingerprint = _fingerprint([pieces.input_ids, pieces.labels, sequence_ends, document_lengths], settings)
-    return TokenizedDataset(
-        pieces.input_ids, pieces.labels, sequence_ends, document_lengths, before, supervised, fingerprint, notes.lines()
-    )
+    return rows.pieces.select(order), per_row
 
 
 def _fingerprint(arrays: list[np.ndarray], settings: dict[str, Any]) -> str:

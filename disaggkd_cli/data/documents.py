@@ -13,10 +13,14 @@ RECORD_FIELDS = ("text", "prompt", "completion", "messages", "tools")
 
 @dataclass(frozen=True)
 class Text:
-    """Running text: every next token counts."""
+    """Running text, or a piece of one: every next token counts."""
 
     where: str
     text: str
+    begins: bool = True
+    """Whether the text begins here, or goes on from the piece before."""
+    ends: bool = True
+    """Whether the text ends here, or goes on in the next piece."""
 
 
 @dataclass(frozen=True)

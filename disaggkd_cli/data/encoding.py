@@ -42,6 +42,8 @@ class EncodedDocument:
     """[L] bool: whether the token counts as a target (where it has a predecessor)."""
     is_text: bool
     """Running text may be cut anywhere; an answer must stay with its prompt."""
+    continues: bool = False
+    """Whether this is a piece of a long text that goes on in the next one."""
 
 
 class DocumentEncoder:
@@ -65,7 +67,7 @@ class DocumentEncoder:
         if texts:
             ids_of_texts = self.tokenizer([documents[index].text for index in texts], **_IDS_ONLY)["input_ids"]
             for index, ids in zip(texts, ids_of_texts, strict=True):
-                encoded[index] = self._whole([], ids, is_text=True)
+                encoded[index] = self._text(documents[index], ids)
         for index, document in enumerate(documents):
             if isinstance(document, PromptCompletion):
                 encoded[index] = self._whole(*self._prompt_and_completion(document), is_text=False)
@@ -73,6 +75,13 @@ class DocumentEncoder:
                 ids, said = encode_conversation(document, self.tokenizer, self._template(document))
                 encoded[index] = EncodedDocument(ids, said, is_text=False)
         return encoded
+
+    def _text(self, text: Text, ids: list[int]) -> EncodedDocument:
+        if text.begins and text.ends:
+            return self._whole([], ids, is_text=True)
+        start, end = self.start_ids if text.begins else [], self.end_ids if text.ends else []
+        tokens = np.asarray([*start, *ids, *end], np.int32)
+        return EncodedDocument(tokens, np.arange(len(tokens)) >= len(start), True, continues=not text.ends)
 
     def _whole(self, prompt: list[int], target: list[int], is_text: bool) -> EncodedDocument:
         ids = np.asarray([*self.start_ids, *prompt, *target, *self.end_ids], np.int32)

@@ -75,8 +75,8 @@ def load_splits(
         train, evaluation = hold_out(both, float(data_config.eval), seed, evaluation_notes)
     settings |= {"pack": pack, "tokenizer": tokenizer_fingerprint(tokenizer)}
     return Splits(
-        lay_out(train, "data.train", settings, train_notes),
-        lay_out(evaluation, "data.eval", settings, evaluation_notes, shuffle_seed=seed),
+        lay_out([train], "data.train", settings, train_notes),
+        lay_out([evaluation], "data.eval", settings, evaluation_notes, shuffle_seed=seed),
     )
 
 

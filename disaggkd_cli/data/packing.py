@@ -38,9 +38,9 @@ def cut_consecutively(documents: TokenizedDocuments, sequence_length: int) -> To
     """Cut each document into consecutive pieces of at most `sequence_length` tokens; shorter ones stay as they are."""
     count = -(-documents.lengths // sequence_length)
     within = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
-    starts = np.repeat(documents.starts, count) + within * sequence_length
-    ends = np.minimum(starts + sequence_length, np.repeat(documents.ends, count))
-    return documents.pieces(starts, ends, np.repeat(documents.is_text, count))
+    begins = np.repeat(documents.begins, count) + within * sequence_length
+    stops = np.minimum(begins + sequence_length, np.repeat(documents.stops, count))
+    return documents.pieces(begins, stops, np.repeat(documents.is_text, count))
 
 
 def pack(documents: TokenizedDocuments, sequence_length: int) -> Rows:
@@ -51,10 +51,9 @@ def pack(documents: TokenizedDocuments, sequence_length: int) -> Rows:
     text_rows = np.flatnonzero(np.diff(stream.starts // sequence_length, prepend=-1))
     bins = best_fit(pairs.lengths, sequence_length)
     fitted = pairs.select(np.asarray([index for members in bins for index in members], np.int64))
-    pieces = TokenizedDocuments(
-        np.concatenate([stream.input_ids, fitted.input_ids]),
-        np.concatenate([stream.labels, fitted.labels]),
-        np.concatenate([stream.ends, fitted.ends + len(stream.input_ids)]),
+    pieces = documents.pieces(
+        np.concatenate([stream.begins, fitted.begins]),
+        np.concatenate([stream.stops, fitted.stops]),
         np.concatenate([stream.is_text, fitted.is_text]),
     )
     bin_ends = np.cumsum([len(members) for members in bins], dtype=np.int64) + len(stream)
@@ -93,6 +92,9 @@ def best_fit(lengths: np.ndarray, capacity: int) -> list[list[int]]:
 
 def _cut_stream(text: TokenizedDocuments, sequence_length: int) -> TokenizedDocuments:
     """Cut the documents, laid end to end, where one ends and where a row ends."""
-    total = len(text.input_ids)
-    ends = np.union1d(text.ends, np.arange(sequence_length, total, sequence_length)).astype(np.int64)
-    return TokenizedDocuments(text.input_ids, text.labels, ends, np.ones(len(ends), bool))
+    document_ends, total = text.ends, text.token_count
+    ends = np.union1d(document_ends, np.arange(sequence_length, total, sequence_length)).astype(np.int64)
+    starts = np.concatenate([[0], ends[:-1]]).astype(np.int64)[: len(ends)]
+    within = np.searchsorted(document_ends, starts, "right")
+    begins = text.begins[within] + starts - text.starts[within]
+    return text.pieces(begins, begins + ends - starts, np.ones(len(ends), bool))

@@ -11,7 +11,6 @@ import hashlib
 
 import numpy as np
 
-from disaggkd_cli.data.batch import IGNORE
 from disaggkd_cli.data.notes import Notes
 from disaggkd_cli.data.tokenized import TokenizedDocuments
 from disaggkd_cli.errors import UserError
@@ -41,7 +40,7 @@ def hold_out(
         )
     notes.add(
         f"data.eval: {held.sum()} of {len(documents)} documents are held out "
-        f"({documents.lengths[held].sum()} of {len(documents.input_ids)} tokens)"
+        f"({documents.lengths[held].sum()} of {documents.token_count} tokens)"
     )
     return documents.select(~held), documents.select(held)
 
@@ -49,10 +48,9 @@ def hold_out(
 def _hashes(documents: TokenizedDocuments, seed: int) -> np.ndarray:
     """[D] uint64: a keyed hash of each document's tokens."""
     key = hashlib.sha256(f"disaggkd held out seed={seed}".encode()).digest()
-    tokens = documents.input_ids.astype("<i4")
     digests = (
-        hashlib.blake2b(tokens[start:end].tobytes(), digest_size=8, key=key).digest()
-        for start, end in zip(documents.starts.tolist(), documents.ends.tolist(), strict=True)
+        hashlib.blake2b(np.ascontiguousarray(documents.flat_ids[begin:stop], "<i4"), digest_size=8, key=key).digest()
+        for begin, stop in zip(documents.begins.tolist(), documents.stops.tolist(), strict=True)
     )
     return np.asarray([int.from_bytes(digest, "little") for digest in digests], np.uint64)
 
@@ -61,17 +59,17 @@ def _hold_out_tails(
     documents: TokenizedDocuments, fraction: float, notes: Notes
 ) -> tuple[TokenizedDocuments, TokenizedDocuments]:
     held = np.maximum(np.round(documents.lengths * fraction).astype(np.int64), 2)
-    cuts = documents.ends - held
-    if (cuts - documents.starts < 2).any():
+    cuts = documents.stops - held
+    if (cuts - documents.begins < 2).any():
         raise UserError(
             f"data.eval: {len(documents)} documents are too few and too short to hold {fraction:g} of them out; "
             "name a file of its own with data.eval"
         )
-    train = documents.pieces(documents.starts, cuts, documents.is_text)
     # The label of the last token before a cut is the first token held out.
-    train.labels[train.ends - 1] = IGNORE
+    unlabelled = np.union1d(documents.unlabelled, cuts - 1)
     notes.add(
         f"data.eval: {fraction:g} of {len(documents)} documents is less than one; instead the last {fraction:g} of "
-        f"each text is held out ({held.sum()} of {len(documents.input_ids)} tokens)"
+        f"each text is held out ({held.sum()} of {documents.token_count} tokens)"
     )
-    return train, documents.pieces(cuts, documents.ends, documents.is_text)
+    train = documents.pieces(documents.begins, cuts, documents.is_text, unlabelled)
+    return train, documents.pieces(cuts, documents.stops, documents.is_text)
