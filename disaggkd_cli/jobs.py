@@ -41,6 +41,8 @@ def run_job(
         return 0
     if under_launcher() is None and command != TEACHER:
         return _supervised(command, config, [path, *overrides], resume, restarts)
+    if under_launcher() is None and config.teacher.ranks_per_replica > 1:
+        return _supervised_replica(config, [path, *overrides])
     return _one_rank(command, config, resume)
 
 
@@ -89,6 +91,13 @@ def _supervised(command: str, config: Config, arguments: list[str], resume: str,
     return code
 
 
+def _supervised_replica(config: Config, arguments: list[str]) -> int:
+    """Run one teacher replica of several ranks here; what they log goes beside a student's logs, if that is here too."""
+    directory = RunDirectory(Path(config.run_dir).expanduser())
+    directory.logs.mkdir(parents=True, exist_ok=True)
+    return supervise(config, (TEACHER,), arguments, directory, resume="never", restarts=0)
+
+
 def _record_failure(directory: RunDirectory, error: DisaggkdError) -> None:
     """A rank that was killed could not say how it ended; its supervisor says it."""
     status = read_status(directory) or Status("failed")
@@ -134,11 +143,7 @@ def _teach(config: Config, place: Place) -> int:
 def _print_places(config: Config, command: str) -> None:
     """Print what would be started, rank by rank."""
     endpoint = config.launch.rendezvous or "127.0.0.1 (a free port)"
-    found = (
-        [Place(TEACHER, endpoint=endpoint)]
-        if command == TEACHER
-        else places(config, _roles(command), endpoint, None)
-    )
+    found = places(config, _roles(command), endpoint, None)
     print(f"config is sound; mode {config.mode}, run_dir {config.run_dir}, meeting at {endpoint}")
     print(
         f"global batch {config.global_batch_sequences} sequences = {config.student.ranks} student ranks x "

@@ -1,7 +1,8 @@
 """Start the ranks of a run on this machine and look after them, each role on its own.
 
-A dead teacher is started again while the student goes on. A dead student rank takes the other student ranks with it,
-and all of them start again from the newest valid checkpoint; teachers stay. The student's exit code is passed on.
+A dead teacher is started again, with all ranks of its replica, while the student goes on. A dead student rank takes the
+other student ranks with it, and all of them start again from the newest valid checkpoint; teachers stay. The student's
+exit code is passed on.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ _STOP_SECONDS = 120.0
 """How long a stopping student may take to save before it is killed."""
 _FAREWELL_SECONDS = 15.0
 """How long teachers may take to end once the student has."""
+_REPLICA_SECONDS = 5.0
+"""How long the other ranks of a replica may take to end once one has died; they notice by themselves."""
 _USER_ERROR, _RESUMABLE = 2, 75
 
 
@@ -43,7 +46,9 @@ class Child:
 
 def places(config: Config, roles: Sequence[str], endpoint: str, listen_fd: int | None) -> list[Place]:
     """Return every rank that a bare start runs on this machine."""
-    ranks = config.student.ranks if STUDENT in roles else 0
+    if STUDENT not in roles:
+        return _one_replica(config, endpoint, listen_fd)
+    ranks = config.student.ranks
     teachers = config.teacher_ranks if TEACHER in roles else 0
     local = ranks + teachers
     found = [
@@ -61,6 +66,18 @@ def places(config: Config, roles: Sequence[str], endpoint: str, listen_fd: int |
     return found
 
 
+def _one_replica(config: Config, world_endpoint: str, listen_fd: int | None) -> list[Place]:
+    """Return the ranks of a teacher replica that is a job of its own: they meet each other here, the student there."""
+    size = config.teacher.ranks_per_replica
+    return [
+        Place(
+            TEACHER, rank, size, 0, rank, size, config.launch.rendezvous, listen_fd=None if rank else listen_fd,
+            launcher="disaggkd", world_endpoint=world_endpoint, hosts_world=rank == 0,
+        )
+        for rank in range(size)
+    ]  # fmt: skip
+
+
 def supervise(
     config: Config,
     roles: Sequence[str],
@@ -74,7 +91,7 @@ def supervise(
 
     Args:
         config: the run, checked; `directory` is prepared.
-        roles: `student`, `teacher` or both.
+        roles: `student`, `teacher` or both; `teacher` alone is one replica.
         arguments: the config path and overrides, for the children's command lines.
         resume: what the student's first attempt gets as `--resume`.
         restarts: how often the student, and each teacher, may be started again.
@@ -83,7 +100,7 @@ def supervise(
         UserError: the rendezvous port is taken.
         RunError: ranks kept dying.
     """
-    listener = _listener(config)
+    listener = _listener(config if STUDENT in roles else None)
     try:
         endpoint = "{}:{}".format(*listener.getsockname()[:2])
         return _Supervisor(config, arguments, directory, resume, restarts).run(
@@ -93,9 +110,10 @@ def supervise(
         listener.close()
 
 
-def _listener(config: Config) -> socket.socket:
+def _listener(config: Config | None) -> socket.socket:
     """Listen where the ranks will meet. The socket outlives a student that dies, so the port stays ours."""
-    return listen(*split_endpoint(config.launch.rendezvous or "127.0.0.1:0"))
+    meeting = None if config is None else config.launch.rendezvous
+    return listen(*split_endpoint(meeting or "127.0.0.1:0"))
 
 
 class _Supervisor:
@@ -111,6 +129,7 @@ class _Supervisor:
         self.progress = sorted(path.name for path in directory.checkpoints.glob("step_*"))
         self.signals = 0
         self.children: list[Child] = []
+        self.dying: dict[int, float] = {}
 
     def run(self, every: list[Place]) -> int:
         previous = {number: signal.signal(number, self._on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
@@ -162,7 +181,11 @@ class _Supervisor:
                 return _RESUMABLE if _RESUMABLE in codes else 0
             self._look_after_teachers(bool(students))
             if not students and all(child.process.poll() is not None for child in self.children):
-                return max(child.process.poll() for child in self.children)
+                codes = [child.process.returncode for child in self.children]
+                code = _USER_ERROR if _USER_ERROR in codes else int(any(codes))
+                if code and not self.signals:
+                    self._show(self.children, code if code in codes else min(codes))
+                return code
             time.sleep(_POLL_SECONDS)
 
     def _student_died(self, students: list[Child]) -> int | None:
@@ -201,22 +224,43 @@ class _Supervisor:
         return None
 
     def _look_after_teachers(self, with_students: bool) -> None:
-        for child in [child for child in self.children if child.place.role == TEACHER]:
-            code = child.process.poll()
+        replicas: dict[int, list[Child]] = {}
+        for child in self.children:
+            if child.place.role == TEACHER:
+                replicas.setdefault(child.place.replica, []).append(child)
+        for ranks in replicas.values():
+            codes = [child.process.poll() for child in ranks]
             # A teacher that ended well was told to: by the student, which is about to end, or by a person.
-            if not code or not with_students or self.signals:
+            if not any(codes) or not with_students or self.signals:
                 continue
+            since = self.dying.setdefault(ranks[0].place.replica, time.monotonic())
+            if None in codes and time.monotonic() - since < _REPLICA_SECONDS:
+                continue  # those that know why end by themselves, and say so
+            del self.dying[ranks[0].place.replica]
+            self._replica_died(ranks)
+
+    def _replica_died(self, ranks: list[Child]) -> None:
+        """Start a replica again, all its ranks together, unless that is no use."""
+        died = [child for child in ranks if child.process.returncode]
+        # As with students: the rank that was killed is the cause, the others ended since they missed it.
+        first = min(died, key=lambda child: child.process.returncode)
+        code, restarts = first.process.returncode, first.restarts
+        self._kill(ranks)
+        for child in ranks:
             self.children.remove(child)
-            if code == _USER_ERROR:
-                raise UserError(f"{child.place.name} could not start:\n{_tail(child.output)}")
-            if child.restarts >= self.restarts:
-                _say(
-                    f"{child.place.name} {_ending(code)} and was started {child.restarts} times already "
-                    f"(--restarts {self.restarts}); going on without it. {_tail(child.output, 1)}"
-                )
-                continue
-            _say(f"{child.place.name} {_ending(code)}; starting it again")
-            self.children.append(self._start(child.place, child.restarts + 1))
+        refused = [child for child in died if child.process.returncode == _USER_ERROR]
+        if refused:
+            raise UserError(f"{refused[0].place.name} could not start:\n{_tail(refused[0].output)}")
+        if restarts >= self.restarts:
+            _say(
+                f"{first.place.name} {_ending(code)} and was started {restarts} times already "
+                f"(--restarts {self.restarts}); going on without it. {_tail(first.output, 1)}"
+            )
+            return
+        whole = "" if len(ranks) == 1 else f" with all {len(ranks)} ranks of its replica"
+        _say(f"{first.place.name} {_ending(code)}; starting it again{whole}")
+        for child in ranks:
+            self.children.append(self._start(replace(child.place, attempt=restarts + 1), restarts + 1))
 
     def _farewell(self) -> None:
         """Give teachers, which learn of the student's end from the student, time to go by themselves."""
@@ -227,9 +271,10 @@ class _Supervisor:
     def _on_signal(self, number: int, frame: object) -> None:
         self.signals += 1
         students = [child for child in self.children if child.place.role == STUDENT]
-        if self.signals == 1 and students:
-            _say(f"{signal.Signals(number).name}: saving and stopping (once more to quit at once)")
-            for child in students:
+        if self.signals == 1:
+            doing = "saving and stopping" if students else "stopping"
+            _say(f"{signal.Signals(number).name}: {doing} (once more to quit at once)")
+            for child in students or self.children:
                 _send(child, signal.SIGTERM)
             self._deadline(time.monotonic() + _STOP_SECONDS)
             return

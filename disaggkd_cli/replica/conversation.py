@@ -14,7 +14,9 @@ from torch import Tensor
 
 from disaggkd_cli.transport.errors import LinkLost
 from disaggkd_cli.transport.link import Link
-from disaggkd_cli.transport.protocol import PING_SECONDS, Header, Kind, request_integers
+from disaggkd_cli.transport.protocol import PING_SECONDS, Header, Kind, StopReason, request_integers, stop_reason
+
+_CLOSE_SECONDS = 5.0
 
 
 class Conversation:
@@ -48,10 +50,14 @@ class Conversation:
         self._outbox.put((header, body))
 
     def close(self) -> None:
-        """Send what has been said, then let go of the link. Waits no longer than the link's timeout."""
+        """Send what has been said, hear the other's last word (a STOP, link closed), then let go of the link.
+
+        Each of the two takes `_CLOSE_SECONDS` at most; a peer that is gone is not waited for.
+        """
         self._closed = True
         self._outbox.put(None)
-        self._threads[0].join(self._link.timeout)
+        for thread in self._threads:
+            thread.join(_CLOSE_SECONDS)
         self._link.close()
 
     def _say_all(self) -> None:
@@ -78,6 +84,8 @@ class Conversation:
                     continue
                 body = self._link.receive_request_body(request_integers(header)) if header.body_bytes else None
                 self._hear(header, body)
+                if header.kind is Kind.STOP and stop_reason(header) is StopReason.LINK_CLOSED:
+                    return
         except LinkLost as error:
             self._end(error)
 

@@ -7,7 +7,7 @@ request is announced with the round and all ranks run that one. Nobody is asked 
 What is said (headers of the transport's protocol, which carry no more than a number here):
   leader → others   REQUEST ticket=n [body]   round n begins, with the request itself when it is shared
                     STOP teacher leaving      stop serving: a rank of the replica has
-                    STOP link closed          the last word: no further round
+                    STOP link closed          the last word: no further round (said back by the others)
   other → leader    READY ticket=n            I have brought a request, having begun n rounds
                     STOP teacher leaving      I have stopped serving
 A wish that crosses an announcement is not an extra round: its number shows that the announced round takes it along.
@@ -149,14 +149,16 @@ class Rounds:
                     return self._begin(self._announced.popleft())
                 if self._over or (self.rank == LEADER and self._all_left()):
                     self._over = True
-                    self._say_to_all(Header(Kind.STOP, flags=StopReason.LINK_CLOSED))
+                    for say in self._say.values():
+                        say(Header(Kind.STOP, flags=StopReason.LINK_CLOSED), None)
                     return None
                 self._changed.wait(1.0)  # bounded by the links, as above
 
     def finish(self, done: Round, states: Tensor) -> None:
         """Hand a round's answer to whoever brought the request."""
-        if done.task is None:
+        if done.request is None:
             self.idle_rounds += 1
+        if done.task is None:
             return
         with self._changed:
             done.task.states = states
@@ -194,10 +196,10 @@ class Rounds:
             self._changed.notify_all()
 
     def _hear_stop(self, peer: int, header: Header) -> None:
-        if self.rank == LEADER:
-            self._rank_left(peer)
-        elif stop_reason(header) is StopReason.LINK_CLOSED:
+        if stop_reason(header) is StopReason.LINK_CLOSED:
             self._over = True
+        elif self.rank == LEADER:
+            self._rank_left(peer)
         else:
             self._on_leave()
 

@@ -71,11 +71,13 @@ def run_replica(
 
     forward(IDLE)  # what is slow the first time is slow for all ranks at once, before anybody is served
     try:
-        return take_part(rounds, forward, teacher.vocabulary_size, serve_alone, stop)
+        outcome = take_part(rounds, forward, teacher.vocabulary_size, serve_alone, stop)
     finally:
         for conversation in conversations:
             conversation.close()
         logger.info("%s: %d rounds, %d of them idle", place.name, rounds.begun, rounds.idle_rounds)
+    world.end()
+    return outcome
 
 
 IDLE = Request(

@@ -96,6 +96,7 @@ def _agree_on_contents(backbone: nn.Module, whole: ProvenTeacher | None, group: 
     return contents
 
 
+@torch.no_grad()
 def _scatter(
     backbone: nn.Module, whole: nn.Module | None, tensors: list, device: torch.device, group: dist.ProcessGroup
 ) -> nn.Module:

@@ -83,6 +83,10 @@ class World:
 
         return {peer: Conversation(link, hear_from(peer), lost) for peer, link in self.links.items()}
 
+    def end(self) -> None:
+        """Dissolve the group, which nobody uses any more."""
+        dist.destroy_process_group()
+
     def shorten_timeouts(self) -> None:
         """From the time of loading, when ranks wait for a disk, to that of serving: a layer waits for a forward."""
         _set_pg_timeout(timedelta(seconds=2 * self.timeout), self.group)
