@@ -16,6 +16,7 @@ import transformers
 from disaggkd_cli.config import Config
 from disaggkd_cli.errors import UserError
 from disaggkd_cli.launch import TEACHER, Place, settle_interfaces, threads_for
+from disaggkd_cli.training.process import keep_memory_record
 from disaggkd_cli.training.run_directory import RunDirectory, log_path
 from disaggkd_cli.transport import open_store
 
@@ -23,7 +24,7 @@ logger = logging.getLogger("disaggkd")
 
 
 def set_up(config: Config, place: Place, directory: RunDirectory | None) -> torch.device:
-    """Set threads and interfaces, open this rank's log, and return the device that it computes on.
+    """Set threads and interfaces, open this rank's log and memory record, and return the device that it computes on.
 
     Raises:
         UserError: when `launch.device=cuda` and there is no GPU for this rank, or too few for its role.
@@ -39,6 +40,8 @@ def set_up(config: Config, place: Place, directory: RunDirectory | None) -> torc
     torch.set_num_threads(threads)
     device = _device(config, place)
     logger.info("%s: process %d, %d threads, device %s", place.name, os.getpid(), threads, device)
+    if directory is not None:
+        keep_memory_record(directory.logs, place.name, device)
     return device
 
 
