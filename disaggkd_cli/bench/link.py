@@ -1,10 +1,13 @@
 """`disaggkd bench link`: what links carry against raw gloo in the same run, round trips, and how much a ring hides.
 
-Teacher processes stand against this process, over loopback. For each payload size and number of links it measures in
-turns, and reports the best turn of each kind (other work on the machine only ever slows a turn down):
+Teacher processes stand against this process, over loopback. For each payload size and number of links these take
+turns, between the same processes, threads and buffers:
   raw    `ProcessGroupGloo.send/recv` of the payload alone,
-  link   header, validation and payload through `Link`,
+  link   header, validation and payload through `Link`, as a teacher sends them,
+and so do these:
   ring   the whole way: request, reply, finiteness check, slot and lease, without and with the checksum.
+Rates are medians over the turns, ratios medians of the ratios of neighbouring turns: other work on the machine slows
+both of a pair down.
 The overlap rows run a teacher and a student that each just wait.
 """
 
@@ -24,6 +27,7 @@ import torch
 from disaggkd_cli.errors import RunError
 from disaggkd_cli.transport import HiddenStateRing, Identity, Request, TeacherPool, open_store, serve
 from disaggkd_cli.transport.link import STUDENT, TEACHER, Link, form_link
+from disaggkd_cli.transport.pair import Tag
 from disaggkd_cli.transport.protocol import Header, Kind
 from disaggkd_cli.units import format_bytes
 
@@ -31,11 +35,15 @@ WIDTH = 2048
 BYTES_PER_ROW = 2 * WIDTH
 PAYLOADS = (64 * 2**10, 2**20, 8 * 2**20, 32 * 2**20)
 TIMEOUT = 60.0
+_FEWEST_MESSAGES = 4
 
 
 @dataclass(frozen=True)
 class LinkRow:
-    """Rates are sums over all links, in bytes per second; `checksum_bytes_per_second` is the ring with crc32 on."""
+    """Rates are sums over all links, in bytes per second; `checksum_bytes_per_second` is the ring with crc32 on.
+
+    `link_to_raw` is the median over neighbouring turns, not the ratio of the two medians.
+    """
 
     payload_bytes: int
     links: int
@@ -60,7 +68,7 @@ class OverlapRow:
 def bench_link(
     payloads: tuple[int, ...] = PAYLOADS,
     links: tuple[int, ...] = (1, 2, 4),
-    volume: int = 64 * 2**20,
+    volume: int = 128 * 2**20,
     rounds: int = 20,
     overlap_steps: int = 40,
     say: Callable[[str], None] = lambda line: None,
@@ -70,29 +78,17 @@ def bench_link(
     Args:
         payloads: payload sizes in bytes, multiples of `BYTES_PER_ROW`.
         links: numbers of links, each to a process of its own.
-        volume: bytes that all links together carry in one turn (at least two payloads each).
-        rounds: how often raw gloo, link and ring take turns; the best ones are reported.
+        volume: bytes that all links together carry in one turn (at least `_FEWEST_MESSAGES` payloads each).
+        rounds: how often the two of a comparison take turns.
         overlap_steps: steps per ring depth of the overlap table; 0 leaves it out.
     """
     torch.set_num_threads(1)
     rows = []
     for count in links:
-        plan = [(size, max(2, min(50, volume // size // count))) for size in payloads]
-        raw, linked = _measure_links(count, plan, rounds)
-        whole = {checksum: _measure_ring(count, plan, rounds, checksum) for checksum in (False, True)}
-        for position, (size, _) in enumerate(plan):
-            rows.append(
-                LinkRow(
-                    payload_bytes=size,
-                    links=count,
-                    bytes_per_second=linked[position],
-                    raw_bytes_per_second=raw[position],
-                    link_to_raw=linked[position] / raw[position],
-                    ring_bytes_per_second=whole[False][position][0],
-                    checksum_bytes_per_second=whole[True][position][0],
-                    round_trip_seconds=whole[False][position][1],
-                )
-            )
+        plan = [(size, max(_FEWEST_MESSAGES, min(50, volume // size // count))) for size in payloads]
+        linked, whole = _measure_links(count, plan, rounds), _measure_ring(count, plan, rounds)
+        for (size, _), (raw, link, ratio), (ring, checked, trip) in zip(plan, linked, whole, strict=True):
+            rows.append(LinkRow(size, count, link, raw, ratio, ring, checked, trip))
             say(_format_row(rows[-1]))
     overlap = [_measure_overlap(depth, overlap_steps) for depth in (1, 2, 3)] if overlap_steps else []
     machine = {"cores": os.cpu_count(), "torch": torch.__version__, "python": sys.version.split()[0]}
@@ -132,8 +128,8 @@ def _format_row(row: LinkRow) -> str:
 # Raw gloo against Link
 
 
-def _measure_links(count: int, plan: list[tuple[int, int]], rounds: int) -> tuple[list[float], ...]:
-    """Return raw rates and link rates for each payload of the plan."""
+def _measure_links(count: int, plan: list[tuple[int, int]], rounds: int) -> list[tuple[float, float, float]]:
+    """Return (raw rate, link rate, link to raw) for each payload of the plan."""
     store = open_store("127.0.0.1:0", host_it=True)
     endpoint = f"127.0.0.1:{store.port}"
     peers = _start(_send_payloads, [(endpoint, index, plan, rounds) for index in range(count)])
@@ -142,7 +138,7 @@ def _measure_links(count: int, plan: list[tuple[int, int]], rounds: int) -> tupl
             form_link(store.clone(), f"bench/{i}", STUDENT, name=f"bench link {i}", generation=1, timeout=TIMEOUT)
             for i in range(count)
         ]
-        raw, linked = [], []
+        figures = []
         for size, messages in plan:
             buffers = [torch.zeros(size, dtype=torch.uint8) for _ in links]
             seconds: dict[bool, list[float]] = {False: [], True: []}
@@ -150,76 +146,100 @@ def _measure_links(count: int, plan: list[tuple[int, int]], rounds: int) -> tupl
                 began = time.perf_counter()
                 _in_threads(_receive, [(*pair, messages, as_link) for pair in zip(links, buffers, strict=True)])
                 seconds[as_link].append(time.perf_counter() - began)
-            moved = size * messages * count
-            raw.append(moved / min(seconds[False]))
-            linked.append(moved / min(seconds[True]))
-        return raw, linked
+            figures.append(_compare(size * messages * count, seconds[False], seconds[True]))
+        return figures
     finally:
         _end(peers)
 
 
 def _turns(rounds: int) -> Iterator[bool]:
-    for _ in range(rounds):
-        yield from (False, True)
+    """Yield who is next; who begins changes from round to round."""
+    for number in range(rounds):
+        yield from (False, True) if number % 2 else (True, False)
+
+
+def _compare(moved: int, first: list[float], second: list[float]) -> tuple[float, float, float]:
+    """Return the median rates of two kinds of turns that moved so many bytes each, and the median of their ratios."""
+    ratio = statistics.median(one / other for one, other in zip(first, second, strict=True))
+    return moved / statistics.median(first), moved / statistics.median(second), ratio
 
 
 def _receive(link: Link, buffer: torch.Tensor, messages: int, as_link: bool) -> None:
     link.send_header(Header(Kind.PING))
-    group = link.control
+    group = link.pair.group
     for _ in range(messages):
         if as_link:
             if link.receive_header().body_bytes != buffer.numel():
                 raise RunError("bench link: a header announces another size")
             link.receive_payload(buffer)
         else:
-            group.recv([buffer], 1 - STUDENT, 0).wait()
+            group.recv([buffer], 1 - STUDENT, Tag.BENCH).wait()
 
 
 def _send_payloads(endpoint: str, index: int, plan: list[tuple[int, int]], rounds: int) -> None:
     torch.set_num_threads(1)
     store = open_store(endpoint, host_it=False, timeout=TIMEOUT)
     link = form_link(store, f"bench/{index}", TEACHER, name=f"bench link {index}", generation=1, timeout=TIMEOUT)
-    group = link.control
+    group = link.pair.group
     for size, messages in plan:
         payload = torch.ones(size, dtype=torch.uint8)
+        ready = Header(Kind.READY, body_bytes=size)
         for as_link in _turns(rounds):
             link.receive_header()
-            for _ in range(messages):
-                if as_link:
-                    link.send_header(Header(Kind.READY, body_bytes=size))
-                    link.send_payload(payload)
-                else:
-                    group.send([payload], 1 - TEACHER, 0).wait()
+            if as_link:
+                _send_as_a_teacher_does(link, ready, payload, messages)
+            else:
+                for _ in range(messages):
+                    group.send([payload], 1 - TEACHER, Tag.BENCH).wait()
+
+
+def _send_as_a_teacher_does(link: Link, ready: Header, payload: torch.Tensor, messages: int) -> None:
+    travelling = None
+    for _ in range(messages):
+        link.send_header(ready)
+        if travelling is not None:
+            travelling.wait()
+        travelling = link.start_payload(payload)
+    travelling.wait()
 
 
 # The whole way
 
 
-def _measure_ring(count: int, plan: list[tuple[int, int]], rounds: int, checksum: bool) -> list[tuple[float, float]]:
-    """Return (bytes per second, round trip of one row in seconds) for each payload of the plan."""
-    with _Teachers(count, checksum=checksum) as pool:
+def _measure_ring(count: int, plan: list[tuple[int, int]], rounds: int) -> list[tuple[float, float, float]]:
+    """Return (rate without checksum, rate with it, round trip of one row in seconds) for each payload of the plan."""
+    with _Teachers(count, checksum=False) as plain, _Teachers(count, checksum=True) as checked:
         figures = []
         for size, messages in plan:
             rows = max(1, size // BYTES_PER_ROW)
             total = messages * count
-            ring = _ring(pool, (rounds + 1) * total, rows, depth=2 * count + 1)
-            seconds = []
-            for _ in range(rounds + 1):
+            rings = {
+                checksum: _ring(pool, (rounds + 1) * total, rows, depth=2 * count + 1)
+                for checksum, pool in ((False, plain), (True, checked))
+            }
+            seconds: dict[bool, list[float]] = {False: [], True: []}
+            for checksum in _turns(rounds + 1):  # the first round fills the rings and measures nothing
                 began = time.perf_counter()
                 for _ in range(total):
-                    ring.take().release()
-                seconds.append(time.perf_counter() - began)
-            rate = rows * BYTES_PER_ROW * total / min(seconds)
-            ring.close()
-            single = _ring(pool, 21, 1, depth=1)
-            trips = []
-            for _ in range(21):
-                began = time.perf_counter()
-                single.take().release()
-                trips.append(time.perf_counter() - began)
-            single.close()
-            figures.append((rate, statistics.median(trips)))
+                    rings[checksum].take().release()
+                seconds[checksum].append(time.perf_counter() - began)
+            for ring in rings.values():
+                ring.close()
+            moved = rows * BYTES_PER_ROW * total
+            rate, checked_rate, _ = _compare(moved, seconds[False][1:], seconds[True][1:])
+            figures.append((rate, checked_rate, _round_trip(plain)))
         return figures
+
+
+def _round_trip(pool: TeacherPool) -> float:
+    ring = _ring(pool, 21, 1, depth=1)
+    trips = []
+    for _ in range(21):
+        began = time.perf_counter()
+        ring.take().release()
+        trips.append(time.perf_counter() - began)
+    ring.close()
+    return statistics.median(trips)
 
 
 def _measure_overlap(depth: int, steps: int, seconds: float = 0.05) -> OverlapRow:

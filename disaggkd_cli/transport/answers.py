@@ -45,6 +45,7 @@ class Answerer:
         *,
         checksum: bool,
         merge_tokens: int,
+        faults: Faults,
         say: Callable[[str], None],
     ):
         self.merge_tokens = merge_tokens
@@ -55,7 +56,7 @@ class Answerer:
         self._forward = forward
         self._checksum = checksum
         self._say = say
-        self._faults = Faults(identity.role)
+        self._faults = faults
         self._merge_failures = 0
 
     def answer(self, group: Sequence[Turn]) -> Iterator[tuple[Turn, Reply]]:
@@ -126,7 +127,7 @@ class Answerer:
             checksum=payload_checksum(payload) if self._checksum else 0,
             body_bytes=payload.numel(),
         )
-        return Reply(self._faults.at_ready(ready), self._faults.at_payload(payload), turn.buffer)
+        return Reply(self._faults.at_ready(ready), payload, turn.buffer)
 
     def _count_merge_failure(self) -> None:
         self._merge_failures += 1

@@ -47,12 +47,12 @@ class Faults:
         return header
 
     def at_payload(self, payload: Tensor) -> Tensor:
-        """Damage a payload after its checksum was taken, or this process while it travels."""
+        """Damage a payload whose READY has gone, or this process a moment after it starts to travel."""
         for action in self._orders.due("payload"):
             if action == "flip" and payload.numel():
                 payload = payload.clone()
                 payload[payload.numel() // 2] ^= 4
-            _disturb_process(action, delay=0.003)
+            _disturb_process(action, delay=0.001)
         return payload
 
 

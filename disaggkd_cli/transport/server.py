@@ -17,6 +17,7 @@ from torch import Tensor
 from disaggkd_cli.addresses import resolve_bind
 from disaggkd_cli.errors import RunError, UserError
 from disaggkd_cli.transport.answers import MOST_FAILURES, Answerer, Turn
+from disaggkd_cli.transport.faults import Faults
 from disaggkd_cli.transport.identity import Identity
 from disaggkd_cli.transport.protocol import Header, Kind, Request, StopReason
 from disaggkd_cli.transport.rendezvous import (
@@ -123,7 +124,10 @@ class TeacherServer:
         self._leaving = False
         self._failure: BaseException | None = None
         self._alone_since = time.monotonic()
-        self._answerer = Answerer(identity, forward, checksum=checksum, merge_tokens=merge_tokens, say=self._say)
+        self.faults = Faults(identity.role)
+        self._answerer = Answerer(
+            identity, forward, checksum=checksum, merge_tokens=merge_tokens, faults=self.faults, say=self._say
+        )
 
     def run(self, stop: threading.Event) -> Served:
         watcher = threading.Thread(target=self._watch, name="rendezvous watch", daemon=True)

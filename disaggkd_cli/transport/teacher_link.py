@@ -15,6 +15,7 @@ from torch import Tensor
 from disaggkd_cli.transport.errors import IncompatiblePeer, LinkLost, ProtocolError
 from disaggkd_cli.transport.identity import Identity, compare_identities
 from disaggkd_cli.transport.link import TEACHER, Link, form_link
+from disaggkd_cli.transport.pair import Transfer
 from disaggkd_cli.transport.protocol import (
     PING_SECONDS,
     Header,
@@ -50,6 +51,14 @@ class Reply:
     payload: Tensor | None = None
     buffer: int = -1
     text: bytes = b""
+
+
+@dataclass(frozen=True)
+class _Travelling:
+    """A payload on its way, out of send buffer `buffer`."""
+
+    transfer: Transfer
+    buffer: int
 
 
 class TeacherLink:
@@ -139,24 +148,35 @@ class TeacherLink:
                 raise ProtocolError(f"{header.kind.name} from a student")
 
     def _send_loop(self, link: Link) -> None:
+        travelling: _Travelling | None = None
         try:
             while True:
+                if travelling is not None and self.outbox.empty():
+                    travelling = self._arrived(travelling)
                 try:
                     item = self.outbox.get(timeout=min(self.server.timeout / 4, PING_SECONDS))
                 except queue.Empty:
                     link.send_header(self.server.ping(self))
                     continue
+                if isinstance(item, Reply) and item.payload is not None:
+                    link.send_header(item.header)  # beside the payload before it, which may still travel
+                    travelling = self._arrived(travelling)
+                    payload = self.server.faults.at_payload(item.payload)
+                    travelling = _Travelling(link.start_payload(payload), item.buffer)
+                    continue
+                travelling = self._arrived(travelling)
                 if item is None:
                     return
                 if isinstance(item, StopReason):
                     link.send_header(Header(Kind.STOP, flags=item))
                     return
-                if item.payload is None:
-                    link.send_text(Kind.ERROR, item.text, ticket=item.header.ticket)
-                    continue
-                link.send_header(item.header)
-                link.send_payload(item.payload)
-                self.server.buffer_free(self, item.buffer)
+                link.send_text(Kind.ERROR, item.text, ticket=item.header.ticket)
         except LinkLost:
             # The receiving thread sees the same broken pair and ends the link.
             link.close()
+
+    def _arrived(self, travelling: _Travelling | None) -> None:
+        """Wait for the payload on its way, if there is one, and give its buffer back."""
+        if travelling is not None:
+            travelling.transfer.wait()
+            self.server.buffer_free(self, travelling.buffer)
