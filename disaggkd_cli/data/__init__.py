@@ -10,24 +10,32 @@ from disaggkd_cli.data.batch import (
     lengths_by_row,
     position_ids_from_lengths,
 )
+from disaggkd_cli.data.bucketing import PAD_MULTIPLE, padded_tokens
 from disaggkd_cli.data.dataset import TokenizedDataset
+from disaggkd_cli.data.global_batches import GlobalBatch, global_batches
 from disaggkd_cli.data.load import Splits, load_splits
 from disaggkd_cli.data.order import sequence_indices
+from disaggkd_cli.data.stream_order import StreamOrder
 from disaggkd_cli.data.tokenizer import compare_vocabularies, load_tokenizer, tokenizer_fingerprint
 
 __all__ = [
     "IGNORE",
+    "PAD_MULTIPLE",
+    "GlobalBatch",
     "MicroBatch",
     "Sequence",
     "Splits",
+    "StreamOrder",
     "TokenizedDataset",
     "collate",
     "compare_vocabularies",
     "empty_micro_batch",
     "flatten_lengths",
+    "global_batches",
     "lengths_by_row",
     "load_splits",
     "load_tokenizer",
+    "padded_tokens",
     "position_ids_from_lengths",
     "sequence_indices",
     "tokenizer_fingerprint",

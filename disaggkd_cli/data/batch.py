@@ -140,16 +140,20 @@ def position_ids_from_lengths(
     return positions.reshape(len(rows), sequence_length)
 
 
-def collate(sequences: SequenceOf[Sequence], pad_id: int) -> MicroBatch:
-    """Pad `sequences` on the right to the longest of them.
+def collate(sequences: SequenceOf[Sequence], pad_id: int, multiple: int = 1, limit: int | None = None) -> MicroBatch:
+    """Pad `sequences` on the right to the longest of them, or a little further.
 
     Args:
         sequences: at least one, each with at least one token.
         pad_id: any id of the vocabulary; it may be the end token's, since padding is found by length and not by id.
+        multiple: round the longest up to a multiple of it,
+        limit: but not above this.
     """
     if not sequences or any(len(sequence) == 0 for sequence in sequences):
         raise ValueError("a micro-batch needs at least one sequence, and each at least one token")
     longest = max(len(sequence) for sequence in sequences)
+    rounded = -(-longest // multiple) * multiple
+    longest = max(longest, rounded if limit is None else min(rounded, limit))
     input_ids = np.full((len(sequences), longest), pad_id, dtype=np.int64)
     labels = np.full((len(sequences), longest), IGNORE, dtype=np.int64)
     document_lengths = []

@@ -24,14 +24,14 @@ def permutation(count: int, seed: int, epoch: int, purpose: str = "order") -> np
     return np.argsort(generator.random_raw(count), kind="stable")
 
 
-@lru_cache(maxsize=4)
-def _epoch_order(count: int, seed: int, epoch: int) -> np.ndarray:
-    order = permutation(count, seed, epoch)
+@lru_cache(maxsize=8)
+def _epoch_order(count: int, seed: int, epoch: int, purpose: str) -> np.ndarray:
+    order = permutation(count, seed, epoch, purpose)
     order.flags.writeable = False
     return order
 
 
-def sequence_indices(count: int, seed: int, start: int, number: int) -> np.ndarray:
+def sequence_indices(count: int, seed: int, start: int, number: int, purpose: str = "order") -> np.ndarray:
     """[number] int64: which of `count` sequences stand at positions start, start + 1, … of the stream (from 0, no end).
 
     Raises:
@@ -42,7 +42,7 @@ def sequence_indices(count: int, seed: int, start: int, number: int) -> np.ndarr
     parts = []
     while number:
         epoch, within = divmod(start, count)
-        part = _epoch_order(count, seed, epoch)[within : within + number]
+        part = _epoch_order(count, seed, epoch, purpose)[within : within + number]
         parts.append(part)
         start, number = start + len(part), number - len(part)
     return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)

@@ -64,9 +64,7 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     return hashlib.sha256(json.dumps(state, sort_keys=True, ensure_ascii=True).encode()).hexdigest()
 
 
-def compare_vocabularies(
-    teacher_tokenizer: PreTrainedTokenizerBase, student_tokenizer: PreTrainedTokenizerBase
-) -> int:
+def compare_vocabularies(teacher_tokenizer: PreTrainedTokenizerBase, student_tokenizer: PreTrainedTokenizerBase) -> int:
     """How many ids, counted from 0, mean the same token to both; beyond them only one side has tokens.
 
     Raises:

@@ -9,9 +9,21 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
 
 from disaggkd_cli.config import Config, TrainConfig
-from disaggkd_cli.data import MicroBatch, TokenizedDataset, collate, empty_micro_batch, sequence_indices
+from disaggkd_cli.data import (
+    PAD_MULTIPLE,
+    GlobalBatch,
+    MicroBatch,
+    Sequence,
+    TokenizedDataset,
+    collate,
+    empty_micro_batch,
+    global_batches,
+)
 
 
 def learning_rate(train: TrainConfig, step: int) -> float:
@@ -96,8 +108,9 @@ class WorkPlan:
         if first_step == 0:
             yield from self._evaluation(0, request_id)
             request_id += self.eval_items
-        for step in range(first_step, train.steps):
-            yield from self._training(step, request_id)
+        batches = global_batches(self.train, self.config.seed, self.config.global_batch_sequences, first_step)
+        for step, batch in zip(range(first_step, train.steps), batches):  # noqa: B905  (batches have no end)
+            yield from self._training(step, request_id, batch)
             request_id += train.accumulation
             if self.evaluates_after(step + 1):
                 yield from self._evaluation(step + 1, request_id)
@@ -109,25 +122,35 @@ class WorkPlan:
         evaluations = sum(self.evaluates_after(step) for step in range(first_step + 1))
         return first_step * self.config.train.accumulation + evaluations * self.eval_items
 
-    def _training(self, step: int, request_id: int) -> Iterator[WorkItem]:
+    def _training(self, step: int, request_id: int, global_batch: GlobalBatch) -> Iterator[WorkItem]:
         config = self.config
-        size = config.global_batch_sequences
-        indices = sequence_indices(len(self.train), config.seed, step * size, size)
-        rows = int(self.train.supervised_counts[indices].sum())
+        rows = global_batch.supervised_rows
         per_micro = config.train.micro_batch_sequences
         for micro in range(config.train.accumulation):
             start = (micro * config.student.ranks + self.rank) * per_micro
-            sequences = [self.train.sequence(int(index)) for index in indices[start : start + per_micro]]
-            batch = collate(sequences, self.pad_id)
+            sequences = global_batch.sequences(start, start + per_micro)
+            batch = self._collate(sequences)
             yield WorkItem(request_id + micro, False, step, batch, rows, sum(map(len, sequences)))
+
+    def _collate(self, sequences: list[Sequence]) -> MicroBatch:
+        if not self.train.length_bucketing:
+            return collate(sequences, self.pad_id)
+        return collate(sequences, self.pad_id, PAD_MULTIPLE, self.config.data.sequence_length)
+
+    @cached_property
+    def _eval_order(self) -> np.ndarray:
+        """Which held-out sequences, in which order: by length where batches are made by length."""
+        chosen = np.arange(self.eval_sequences)
+        if not self.train.length_bucketing:
+            return chosen
+        return np.argsort(self.evaluation.lengths[: self.eval_sequences], kind="stable")
 
     def _evaluation(self, step: int, request_id: int) -> Iterator[WorkItem]:
         config = self.config
         per_micro = config.train.micro_batch_sequences
         for number in range(self.eval_items):
             start = (number * config.student.ranks + self.rank) * per_micro
-            chosen = range(start, min(start + per_micro, self.eval_sequences))
-            sequences = [self.evaluation.sequence(index) for index in chosen]
+            sequences = [self.evaluation.sequence(int(index)) for index in self._eval_order[start : start + per_micro]]
             # A rank with nothing left still takes part: FSDP gathers weights from all ranks at each forward.
-            batch = collate(sequences, self.pad_id) if sequences else empty_micro_batch(1, 8, self.pad_id)
+            batch = self._collate(sequences) if sequences else empty_micro_batch(1, 8, self.pad_id)
             yield WorkItem(request_id + number, True, step, batch, self.eval_rows, sum(map(len, sequences)))
