@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -9,6 +10,7 @@ from torch import nn
 
 from disaggkd_cli.config import Config
 from disaggkd_cli.losses import Head
+from disaggkd_cli.models.attention import FLASH, require_attention, set_attention
 from disaggkd_cli.models.head import backbone_of, head_of, verify_split
 from disaggkd_cli.models.load import DTYPES, ModelSource, load_causal_lm, resolve_source
 from disaggkd_cli.models.packing import decide_packing, verify_packing
@@ -23,7 +25,7 @@ class ProvenTeacher:
         backbone: ends in the final hidden states, after the last norm; in eval mode.
         vocabulary_size: V_t, ids that its head has.
         hidden_size: H_t.
-        head: a copy of the head [V_t, H_t] where `keep_head` asked for it.
+        head: a copy of the head's part that `keep_head` asked for.
     """
 
     source: ModelSource
@@ -39,28 +41,40 @@ class ProvenTeacher:
 
 
 def load_proven_teacher(
-    config: Config, device: torch.device, *, prove_packing: bool = True, keep_head: bool = False
+    config: Config,
+    device: torch.device,
+    *,
+    prove_packing: bool = True,
+    keep_head: Callable[[int], tuple[int, int]] | None = None,
 ) -> ProvenTeacher:
     """Load `teacher.model` in `teacher.dtype`, move it to `device`, prove its split, and let go of its head.
 
     Args:
         config: the run.
-        device: where it is to be proved and to compute.
+        device: where it is to be proved.
         prove_packing: prove also, where this run packs documents, that they do not see each other.
-        keep_head: return a copy of the head; otherwise an untied one gives its memory back.
+        keep_head: from V_t to `(start, stop)`, the ids whose part of the head is copied and returned; by default
+            nothing is kept, and an untied head gives its memory back.
 
     Raises:
-        UserError: the model cannot be read, split or packed.
+        UserError: the model cannot be read, split or packed, or has no such attention as `teacher.attention`.
     """
+    attention = config.teacher.attention
+    require_attention(attention, "teacher.attention")
     source = resolve_source(config.teacher.model, trust_remote_code=config.teacher.trust_remote_code)
     model = load_causal_lm(source, DTYPES[config.teacher.dtype], "teacher.model").to(device)
+    if attention != FLASH or device.type == "cuda":
+        set_attention(model, attention, "teacher.attention")
     head = head_of(model)
     verify_split(model, head, f"teacher.model {source.name}")
+    set_attention(model, attention, "teacher.attention")  # one that needs a GPU, when the proof was on the CPU
     vocabulary, width = head.weight.shape
     kept = None
-    if keep_head:
-        bias = None if head.bias is None else head.bias.detach().clone()
-        kept = Head(head.weight.detach().clone(), bias, head.scale, head.softcap)
+    if keep_head is not None:
+        part = head.detached().rows(*keep_head(vocabulary))
+        bias = None if part.bias is None else part.bias.clone()
+        kept = Head(part.weight.clone(), bias, part.scale, part.softcap)
+        del part
     proven = ProvenTeacher(source, backbone_of(model), vocabulary, width, kept)
     del model, head
     if prove_packing:

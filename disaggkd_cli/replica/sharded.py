@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 
 from disaggkd_cli.config import Config
 from disaggkd_cli.errors import RunError, UserError
-from disaggkd_cli.models import backbone_of, load_config, resolve_source
+from disaggkd_cli.models import backbone_of, load_config, resolve_source, set_attention
 from disaggkd_cli.models.load import DTYPES
 from disaggkd_cli.models.proven import ProvenTeacher, load_proven_teacher, prove_packed_documents
 from disaggkd_cli.replica.rounds import LEADER
@@ -55,6 +55,7 @@ def _without_weights(config: Config) -> nn.Module:
         model = AutoModelForCausalLM.from_config(
             model_config, dtype=DTYPES[config.teacher.dtype], trust_remote_code=source.trust_remote_code
         )
+    set_attention(model, config.teacher.attention, "teacher.attention")
     backbone = backbone_of(model).eval()
     if len(list(backbone.named_parameters())) != len(list(backbone.named_parameters(remove_duplicate=False))):
         raise UserError(

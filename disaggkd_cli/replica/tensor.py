@@ -19,7 +19,7 @@ from transformers.distributed import DistributedConfig
 
 from disaggkd_cli.config import Config
 from disaggkd_cli.errors import UserError
-from disaggkd_cli.models import backbone_of, head_of, load_config, resolve_source, verify_split
+from disaggkd_cli.models import backbone_of, head_of, load_config, resolve_source, set_attention, verify_split
 from disaggkd_cli.models.load import DTYPES, ModelSource, load_causal_lm
 from disaggkd_cli.models.proven import ProvenTeacher, prove_packed_documents
 
@@ -46,6 +46,7 @@ def load_tensor_parallel_teacher(config: Config, device: torch.device, group: di
         "teacher.model",
         distributed_config=DistributedConfig(tp_size=dist.get_world_size(group)),
     )
+    set_attention(model, config.teacher.attention, "teacher.attention")
     _limit_waits(model, timedelta(seconds=2 * config.transport.timeout))
     head = head_of(model)
     weight, bias = _whole(head.weight), None if head.bias is None else _whole(head.bias)

@@ -23,7 +23,6 @@ from disaggkd_cli.models import (
     build_student,
     decide_packing,
     head_of,
-    load_causal_lm,
     load_config,
     load_head_shard,
     model_fingerprint,
@@ -35,6 +34,7 @@ from disaggkd_cli.models import (
     verify_split,
 )
 from disaggkd_cli.models.load import DTYPES
+from disaggkd_cli.models.proven import load_proven_teacher
 from disaggkd_cli.training.layout import StudentLayout, group_timeout, layout_of, shard_mesh, student_mesh
 from disaggkd_cli.training.optimizer import build_optimizer
 from disaggkd_cli.training.recorded import RecordedSource, open_recording
@@ -166,29 +166,17 @@ def _now_and_then(say: Say, seconds: float = 5.0) -> Callable[[str, int], None]:
 
 
 def _teacher(
-    config: Config, source: Any, pack: bool, layout: StudentLayout, student_vocabulary: int
+    config: Config, source: Any, layout: StudentLayout, student_vocabulary: int
 ) -> tuple[nn.Module | None, Head, int]:
     """Return the backbone (colocated only), the rows of the head that this rank keeps, and the whole vocabulary."""
-    dtype = DTYPES[config.teacher.dtype]
 
     def ids(vocabulary: int) -> tuple[int, int]:
         return layout.teacher_ids(student_vocabulary, vocabulary)
 
     if config.mode == "disaggregated":
-        return None, *load_head_shard(source, dtype, "teacher.model", ids)
-    require_attention(config.teacher.attention, "teacher.attention")
-    model = load_causal_lm(source, dtype, "teacher.model")
-    if config.teacher.attention != FLASH:
-        set_attention(model, config.teacher.attention, "teacher.attention")
-    head = head_of(model)
-    verify_split(model, head, f"teacher.model {source.name}")
-    vocabulary = len(head.weight)
-    if pack:
-        verify_packing(backbone_of(model), vocabulary, f"teacher.model {source.name}")
-    set_attention(model, config.teacher.attention, "teacher.attention")
-    part = head.detached().rows(*ids(vocabulary))
-    weight, bias = part.weight.clone(), None if part.bias is None else part.bias.clone()
-    return backbone_of(model), Head(weight, bias, head.scale, head.softcap), vocabulary
+        return None, *load_head_shard(source, DTYPES[config.teacher.dtype], "teacher.model", ids)
+    teacher = load_proven_teacher(config, torch.device("cpu"), keep_head=ids)
+    return teacher.backbone, teacher.head, teacher.vocabulary_size
 
 
 def build_module(
