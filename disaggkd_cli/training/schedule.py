@@ -109,7 +109,7 @@ class WorkPlan:
             yield from self._evaluation(0, request_id)
             request_id += self.eval_items
         batches = global_batches(self.train, self.config.seed, self.config.global_batch_sequences, first_step)
-        for step, batch in zip(range(first_step, train.steps), batches):  # noqa: B905  (batches have no end)
+        for step, batch in zip(range(first_step, train.steps), batches, strict=False):
             yield from self._training(step, request_id, batch)
             request_id += train.accumulation
             if self.evaluates_after(step + 1):
