@@ -105,7 +105,7 @@ def build_parts(config: Config, say: Say) -> Parts:
         verify_packing(backbone_of(model), head.weight.shape[0], "the student")
     layout = _layout(config, model, load_config(teacher_source, "teacher.model"), say)
     vocabulary = len(head.weight)
-    teacher_backbone, teacher_head, teacher_vocabulary = _teacher(config, teacher_source, pack, layout, vocabulary)
+    teacher_backbone, teacher_head, teacher_vocabulary = _teacher(config, teacher_source, layout, vocabulary)
     sizes = (teacher_vocabulary, vocabulary)
     for dataset in (splits.train, splits.evaluation):
         verify_ids(dataset.input_ids, dataset.labels, shared, sizes)
