@@ -8,34 +8,18 @@ import torch
 from torch import Tensor, nn
 
 from disaggkd_cli.config import Config
+from disaggkd_cli.config.packing import separates_documents
 from disaggkd_cli.errors import UserError
 from disaggkd_cli.models.attention import FLASH
 from disaggkd_cli.models.head import hidden_states
 from disaggkd_cli.models.load import load_config, resolve_source
 from disaggkd_cli.models.student import student_source_config
 
-_LAYERS_THAT_SEPARATE = {"full_attention", "sliding_attention", "chunked_attention"}
-_FAMILIES_WITHOUT_POSITION_RESTART = {
-    # Their masks are made without position ids (read in transformers 5.24), or there is state besides attention.
-    "afmoe", "bamba", "biogpt", "bloom", "cohere_compass", "falcon_h1", "falcon_mamba", "gpt_neo", "gpt_oss",
-    "granitemoehybrid", "jamba", "mamba", "mamba2", "mpt", "nemotron_h", "opt", "recurrent_gemma", "rwkv", "xglm",
-    "xlstm", "zamba", "zamba2", "zaya",
-}  # fmt: skip
-
 
 def packs_documents(model_config: Any) -> tuple[bool, str]:
-    """Return whether a model keeps packed documents apart by its kind, and why (not).
-
-    Restarting position ids mark the documents; attention layers honour them, recurrent layers (gated delta net, Mamba)
-    carry their state across unless special kernels are given the boundaries.
-    """
+    """Return whether a model keeps packed documents apart by its kind, and why (not)."""
     text = model_config.get_text_config()
-    recurrent = sorted(set(getattr(text, "layer_types", None) or []) - _LAYERS_THAT_SEPARATE)
-    if recurrent:
-        return False, f"{text.model_type} has {', '.join(recurrent)} layers, which carry state across documents"
-    if text.model_type in _FAMILIES_WITHOUT_POSITION_RESTART:
-        return False, f"{text.model_type} does not separate documents by their positions"
-    return True, f"{text.model_type} separates documents by their positions"
+    return separates_documents(text.model_type, getattr(text, "layer_types", None) or [])
 
 
 def decide_packing(config: Config) -> tuple[bool, str]:

@@ -7,6 +7,7 @@ from pathlib import Path
 import yaml
 
 from disaggkd_cli.config import Config
+from disaggkd_cli.config.packing import separates_documents
 from disaggkd_cli.errors import UserError
 from disaggkd_cli.planner.constants import constant
 from disaggkd_cli.planner.freezing import trained_share
@@ -142,10 +143,15 @@ def _calibrated(file: str, assumed: dict[str, float]) -> Efficiency:
     )
 
 
-def _packed(config: Config, teacher: ModelShape, student: ModelShape) -> bool:
-    if config.data.packing == "off":
+def _packed(config: Config, *models: ModelShape) -> bool:
+    """Whether documents share rows, as a run would decide it (see `models.packing.decide_packing`)."""
+    if config.data.packing != "auto":
+        return config.data.packing == "on"
+    if "flash_attention_2" in (config.teacher.attention, config.student.attention):
         return False
-    return config.data.packing == "on" or not (is_hybrid(teacher) or is_hybrid(student))
+    return all(
+        separates_documents(model.model_type, ["linear_attention"] if is_hybrid(model) else [])[0] for model in models
+    )
 
 
 def _wire_bytes(config: Config, teacher: ModelShape) -> float:
