@@ -13,6 +13,11 @@ bench_app = typer.Typer(
 )
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the measurements as JSON.")]
+ResultsDirectory = Annotated[
+    str | None,
+    typer.Option("--results", metavar="DIR", help="Where measurements are kept; default: beside the run_dir."),
+]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Begin anew; else a bench that was cut off goes on.")]
 
 
 @bench_app.command()
@@ -97,18 +102,25 @@ def step(
     repeats: Annotated[int, typer.Option(min=1, help="Rounds; the modes take turns in each.")] = 3,
     mode: Annotated[list[str] | None, typer.Option(help="Only this mode; may be repeated.")] = None,
     html: Annotated[str | None, typer.Option(metavar="FILE", help="Also write a page with the runs overlaid.")] = None,
-    keep: Annotated[str | None, typer.Option(metavar="DIR", help="Keep the runs in this new directory.")] = None,
+    results: ResultsDirectory = None,
+    fresh: Fresh = False,
     as_json: AsJson = False,
 ) -> None:
-    """One pair in three modes, on the same ranks and batch: speed, memory by role, stalls, losses, medians."""
+    """One pair in three modes, on the same ranks and batch: speed, memory by role, stalls, losses, medians.
+
+    Started again with the same arguments after it was cut off, it goes on where it was.
+    """
     from disaggkd_cli.bench.runs import MODES
-    from disaggkd_cli.bench.step import StepBenchOptions, bench_step, format_step_report
+    from disaggkd_cli.bench.step import StepBenchOptions, bench_step
+    from disaggkd_cli.bench.step_report import format_step_report
     from disaggkd_cli.errors import UserError
 
     for one in mode or ():
         if one not in MODES:
             raise UserError(f"--mode {one}: is not known; there are {', '.join(MODES)}")
-    options = StepBenchOptions(config, tuple(overrides or ()), steps, repeats, tuple(mode or MODES), keep)
+    options = StepBenchOptions(
+        config, tuple(overrides or ()), steps, repeats, tuple(mode or MODES), results, fresh
+    )
     result = bench_step(options, lambda line: print(line, file=sys.stderr, flush=True), html)
     print(json.dumps(result, indent=2) if as_json else format_step_report(result))
 

@@ -1,7 +1,7 @@
 """Finished measurements of a bench on disk, a JSON line each, so that one that is cut off goes on where it was.
 
-The first line says what is measured. A measurement is appended, flushed and synced when it is made; a last line that was
-cut off in mid-write is left out when the file is read.
+The first line says what is measured. A measurement is appended, flushed and synced when it is made; a last line that
+was cut off in mid-write is left out when the file is read.
 """
 
 from __future__ import annotations

@@ -44,6 +44,8 @@ class Watched:
         code: the job's exit code.
         output: what it printed.
         resident_bytes: highest resident memory of a rank, as the kernel counts it (VmHWM).
+        training_bytes: the same from the first step to the last, loading, saving and exporting left out; sampled, and
+            only where a `stage` is given.
         data_bytes: highest private writable memory of a rank (VmData), which RLIMIT_DATA limits; sampled.
         stopped: the job did not end by itself: `until` was true, or its time was up.
     """
@@ -51,6 +53,7 @@ class Watched:
     code: int
     output: str
     resident_bytes: dict[str, int] = field(default_factory=dict)
+    training_bytes: dict[str, int] = field(default_factory=dict)
     data_bytes: dict[str, int] = field(default_factory=dict)
     stopped: bool = False
 
@@ -89,6 +92,7 @@ def watch_run(
     data_limit: int | None = None,
     limit_from: Callable[[], bool] | None = None,
     until: Callable[[], bool] | None = None,
+    training: Callable[[], bool] | None = None,
 ) -> Watched:
     """Run `disaggkd run` with `arguments` to its end, sampling its ranks' memory.
 
@@ -99,6 +103,7 @@ def watch_run(
         limit_from: asked all the time; the limit is set on the ranks once it is true, rather than from their start.
             What they took before that is forgotten then.
         until: asked all the time; once true, enough is known and the job is ended.
+        training: asked all the time: whether steps are being done. Peaks are counted anew when it becomes true.
 
     Raises:
         RunError: the job did not end in time, and there was no `until` that it could end by.
@@ -113,6 +118,7 @@ def watch_run(
 
     environment = {name: value for name, value in os.environ.items() if not name.startswith("DISAGGKD_")}
     watched = Watched(-1, "")
+    counted_anew = False
     deadline = time.monotonic() + timeout
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as printed:
         process = subprocess.Popen(
@@ -130,7 +136,11 @@ def watch_run(
                     _limit_ranks(process.pid, data_limit)
                     watched.data_bytes.clear()
                     limit_from = None
-                _sample(process.pid, watched)
+                now_training = training is not None and training()
+                if now_training and not counted_anew:
+                    _forget_peaks(process.pid)
+                    counted_anew = True
+                _sample(process.pid, watched, now_training)
                 time.sleep(_SAMPLE_SECONDS)
         finally:
             watched.stopped = process.poll() is None
@@ -151,7 +161,14 @@ def _limit_ranks(parent: int, data_limit: int) -> None:
             resource.prlimit(child.pid, resource.RLIMIT_DATA, (data_limit, data_limit))
 
 
-def _sample(parent: int, watched: Watched) -> None:
+def _forget_peaks(parent: int) -> None:
+    """Have the kernel count the resident peaks of all ranks from here on (Linux, `proc(5)`: clear_refs)."""
+    for child in psutil.Process(parent).children():
+        with contextlib.suppress(OSError):
+            Path(f"/proc/{child.pid}/clear_refs").write_text("5")
+
+
+def _sample(parent: int, watched: Watched, training: bool) -> None:
     try:
         children = psutil.Process(parent).children()
     except psutil.Error:
@@ -165,7 +182,8 @@ def _sample(parent: int, watched: Watched) -> None:
         if role is None:
             continue
         fields = dict(line.split(":", 1) for line in lines if ":" in line)
-        for name, taken in (("VmHWM", watched.resident_bytes), ("VmData", watched.data_bytes)):
+        wanted = [("VmHWM", watched.resident_bytes), ("VmData", watched.data_bytes)]
+        for name, taken in [*wanted, *([("VmHWM", watched.training_bytes)] if training else [])]:
             if name in fields:
                 taken[role] = max(taken.get(role, 0), int(fields[name].split()[0]) * 1024)
 

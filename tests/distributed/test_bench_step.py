@@ -16,7 +16,8 @@ from disaggkd_cli.bench.frontier import (
     statements,
 )
 from disaggkd_cli.bench.runs import MODES, mode_overrides, out_of_memory, watch_run
-from disaggkd_cli.bench.step import claims, format_step_report
+from disaggkd_cli.bench.step import StepBenchOptions, bench_step
+from disaggkd_cli.bench.step_report import claims, format_step_report, reasons
 from disaggkd_cli.config import load
 from disaggkd_cli.errors import RunError, UserError
 from tests.support.runs import TINY_TEACHER, descendants, disaggkd, process_ids, start, write_config
@@ -29,7 +30,7 @@ def measured(tmp_path_factory):
     page = folder / "page.html"
     code, output = disaggkd(
         "bench", "step", str(config), "--steps", "4", "--repeats", "1", "--json", "--html", str(page),
-        "--keep", str(folder / "runs"),
+        "--results", str(folder / "runs"),
     )  # fmt: skip
     assert code == 0, output
     return json.loads(output[output.index("{\n") :]), page.read_text(), folder / "runs"
@@ -47,20 +48,38 @@ def test_all_modes_have_the_same_losses_and_their_own_figures(measured):
         assert sum(one["ranks"].values()) == result["ranks"] == 2
     assert set(result["modes"]["colocated_fused"]["peak_bytes"]) == {"colocated"}
     apart = result["modes"]["disaggregated_fused"]
-    assert set(apart["peak_bytes"]) == {"student", "teacher"} and min(apart["peak_bytes"].values()) > 50 << 20
+    for name in ("peak_bytes", "training_bytes", "start_bytes"):
+        assert set(apart[name]) == {"student", "teacher"}, name
+    assert all(0 < apart["training_bytes"][role] < apart["peak_bytes"][role] for role in ("student", "teacher"))
     # 192 rows of 128 float32 elements are due a step; a step may already hold what was read ahead.
     assert apart["received_bytes_per_step"] >= 0 and apart["idle_share"] is not None
     assert result["modes"]["colocated_full"]["received_bytes_per_step"] == 0
     same = [one["holds"] for one in result["claims"] if one["claim"].startswith("same loss")]
     assert same == [True, True]
     assert "colocated_full" in format_step_report(result)
+    assert len(reasons(result["modes"])) == 3
 
 
 @pytest.mark.timeout(180)
 def test_the_page_overlays_the_runs_and_the_runs_are_kept(measured):
     _, page, runs = measured
     assert "Measured" in page and all(f"{mode}_1" in page for mode in MODES)
-    assert sorted(path.name for path in runs.iterdir()) == sorted(f"{mode}_1" for mode in MODES)
+    assert sorted(path.name for path in runs.iterdir() if path.is_dir()) == sorted(f"{mode}_1" for mode in MODES)
+    assert not (runs / "colocated_full_1" / "student").exists()
+
+
+@pytest.mark.timeout(180)
+def test_a_bench_that_was_cut_off_goes_on_with_the_runs_it_has(measured, tmp_path):
+    """All three runs were kept: a second call reads them, starts nothing, and comes to the same figures."""
+    result, _, runs = measured
+    lines = (runs / "results.jsonl").read_text().splitlines()
+    assert [json.loads(line).get("mode") for line in lines] == [None, *MODES, None]
+    (runs / "results.jsonl").write_text("\n".join(lines[:-1]) + "\n")  # as if it had not come to its end
+    said = []
+    options = StepBenchOptions(result["config"], steps=4, repeats=1, results=str(runs))
+    again = bench_step(options, said.append)
+    assert said == [f"going on after 3 measurements in {runs / 'results.jsonl'} (--fresh starts anew)"]
+    assert again["modes"] == result["modes"] and again["claims"] == result["claims"]
 
 
 def test_every_mode_has_the_same_ranks_and_global_batch(tmp_path):
@@ -84,7 +103,8 @@ def figures(rounds, peak=1 << 30, losses=(1.0, 0.5)):
         "tokens_per_second": sorted(rounds)[len(rounds) // 2],
         "tokens_per_second_spread": [min(rounds), max(rounds)],
         "rounds": rounds,
-        "peak_bytes": {"any": peak},
+        "peak_bytes": {"any": 2 * peak},
+        "training_bytes": {"any": peak},
         "losses": list(losses),
     }
 
@@ -123,7 +143,7 @@ def test_a_run_that_takes_too_long_is_ended(tmp_path):
 
 @pytest.mark.timeout(120)
 def test_a_killed_bench_leaves_no_run_behind(tmp_path):
-    config = write_config(tmp_path / "config.yaml")
+    config = write_config(tmp_path / "config.yaml", run_dir=str(tmp_path / "run"))
     bench = start(["bench", "step", str(config), "--steps", "100000", "--repeats", "1"])
     deadline = time.monotonic() + 60
     while not process_ids("student", str(config)) and time.monotonic() < deadline:
