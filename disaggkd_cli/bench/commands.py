@@ -12,7 +12,9 @@ bench_app = typer.Typer(
     help="Measured figures against full logits, installed peers and what the machine can do.", no_args_is_help=True
 )
 
+_HEAD_HELP = "A ready shape, for a GPU: `reference` is V = 248320, H_s = 4096, H_t = 2048, 8192 rows, bf16."
 AsJson = Annotated[bool, typer.Option("--json", help="Print the measurements as JSON.")]
+
 ResultsDirectory = Annotated[
     str | None,
     typer.Option("--results", metavar="DIR", help="Where measurements are kept; default: beside the run_dir."),
@@ -22,10 +24,11 @@ Fresh = Annotated[bool, typer.Option("--fresh", help="Begin anew; else a bench t
 
 @bench_app.command()
 def loss(
-    rows: Annotated[int, typer.Option(min=1, help="Token positions.")] = 2048,
-    vocabulary: Annotated[int, typer.Option(min=2, help="Size of both vocabularies.")] = 32768,
-    student_width: Annotated[int, typer.Option(min=1, help="Hidden size of the student.")] = 512,
-    teacher_width: Annotated[int, typer.Option(min=1, help="Hidden size of the teacher.")] = 1024,
+    head: Annotated[str | None, typer.Option(help=_HEAD_HELP)] = None,
+    rows: Annotated[int | None, typer.Option(min=1, help="Token positions; 2048.")] = None,
+    vocabulary: Annotated[int | None, typer.Option(min=2, help="Size of both vocabularies; 32768.")] = None,
+    student_width: Annotated[int | None, typer.Option(min=1, help="Hidden size of the student; 512.")] = None,
+    teacher_width: Annotated[int | None, typer.Option(min=1, help="Hidden size of the teacher; 1024.")] = None,
     divergence: Annotated[list[str] | None, typer.Option(help="May be repeated; `all` means every one.")] = None,
     dtype: Annotated[list[str] | None, typer.Option(help="float32 or bfloat16; may be repeated.")] = None,
     budget: Annotated[list[str] | None, typer.Option(help="Memory budget of the fused loss; may be repeated.")] = None,
@@ -36,7 +39,7 @@ def loss(
     as_json: AsJson = False,
 ) -> None:
     """The fused loss against full logits, the matrix products alone, and installed peers: time, scratch, error."""
-    from disaggkd_cli.bench.loss import LossBenchOptions, print_table, run
+    from disaggkd_cli.bench.loss import HEADS, LossBenchOptions, print_table, run
     from disaggkd_cli.config import DIVERGENCES
     from disaggkd_cli.errors import UserError
 
@@ -46,21 +49,21 @@ def loss(
         for one in given:
             if one not in known:
                 raise UserError(f"--{name} {one}: is not known; there are {', '.join(known)}")
-    result = run(
-        LossBenchOptions(
-            rows=rows,
-            vocabulary=vocabulary,
-            student_width=student_width,
-            teacher_width=teacher_width,
-            divergences=divergences,
-            dtypes=tuple(dtype or _DTYPES),
-            budgets=tuple(budget or ("256MiB", "64MiB", "8MiB")),
-            repeats=repeats,
-            peers=peers,
-            device=device,
-            seed=seed,
-        )
+    if head is not None and head not in HEADS:
+        raise UserError(f"--head {head}: is not known; there are {', '.join(HEADS)}")
+    given = {
+        "rows": rows,
+        "vocabulary": vocabulary,
+        "student_width": student_width,
+        "teacher_width": teacher_width,
+        "dtypes": tuple(dtype or ()),
+        "budgets": tuple(budget or ()),
+    }
+    shape = HEADS.get(head, {}) | {name: value for name, value in given.items() if value}
+    options = LossBenchOptions(
+        divergences=divergences, repeats=repeats, peers=peers, device=device, seed=seed, **shape
     )
+    result = run(options)
     if as_json:
         print(json.dumps(result, indent=2))
     else:

@@ -3,7 +3,8 @@
 All implementations take turns in one run and the best turn of each counts, since other work on a machine only ever
 slows a turn down. Time is forward and backward. Peak is the most that torch's allocator held beyond the inputs; scratch
 is that without the gradients (the fused loss holds that of the head in float32 until the backward pass is over). Errors
-are relative norms of the head's gradient against full logits in float64, over `error_rows` rows.
+are relative norms of the head's gradient against full logits in float64, over `error_rows` rows and at most
+`error_vocabulary` ids. Full logits and peers for which the memory does not suffice are listed with that reason.
 """
 
 from __future__ import annotations
@@ -21,7 +22,17 @@ from disaggkd_cli.errors import UserError
 from disaggkd_cli.losses import DIVERGENCES, Head, fused_kd_loss, reference_kd_loss
 from disaggkd_cli.units import format_bytes, parse_bytes
 
-FLOOR_TILES = ((1024, 512), (1024, 1024), (512, 1024), (2048, 2048))
+FLOOR_TILES = {
+    "cpu": ((1024, 512), (1024, 1024), (512, 1024), (2048, 2048)),
+    "cuda": ((2048, 8192), (4096, 16384), (8192, 16384), (8192, 65536)),
+}
+HEADS = {
+    "reference": {
+        "rows": 8192, "vocabulary": 248320, "student_width": 4096, "teacher_width": 2048, "dtypes": ("bfloat16",),
+        "budgets": ("4GiB", "1GiB", "256MiB"),
+    },
+}  # fmt: skip
+"""Ready shapes by name; `reference` is the heads of Qwen3.5-9B (student) and Qwen3.5-35B-A3B (teacher)."""
 NEAR_DISTANCE = 0.04
 """Noise on the hidden states of a student that has nearly converged, KL of about 0.008."""
 
@@ -35,7 +46,7 @@ class LossBenchOptions:
         divergences, dtypes: each dtype is measured with each divergence; full logits and peers with the first only.
         budgets: memory budgets of the fused loss.
         repeats: turns of each implementation.
-        error_rows: rows of the comparison with float64.
+        error_rows, error_vocabulary: rows, and the most ids, of the comparison with float64.
         peers: measure other projects' losses, where installed.
         device: `cpu`, `cuda`, or `auto`.
         seed: of the random inputs.
@@ -50,6 +61,7 @@ class LossBenchOptions:
     budgets: tuple[str, ...] = ("256MiB", "64MiB", "8MiB")
     repeats: int = 3
     error_rows: int = 256
+    error_vocabulary: int = 65536
     peers: bool = True
     device: str = "auto"
     seed: int = 0
@@ -90,15 +102,16 @@ class Inputs:
     teacher_weight: Tensor
     labels: Tensor
 
-    def to(self, dtype: torch.dtype, rows: int | None = None) -> Inputs:
-        """Return fresh leaves of the first `rows` rows in `dtype`."""
+    def to(self, dtype: torch.dtype, rows: int | None = None, vocabulary: int | None = None) -> Inputs:
+        """Return fresh leaves of the first `rows` rows and the first `vocabulary` ids in `dtype`."""
         student_hidden, teacher_hidden = self.student_hidden[:rows].detach(), self.teacher_hidden[:rows]
+        student_weight = self.student_weight[:vocabulary].detach()
         return Inputs(
             student_hidden.to(dtype, copy=True).requires_grad_(),
-            self.student_weight.detach().to(dtype, copy=True).requires_grad_(),
+            student_weight.to(dtype, copy=True).requires_grad_(),
             teacher_hidden.to(dtype),
-            self.teacher_weight.to(dtype),
-            self.labels[:rows],
+            self.teacher_weight[:vocabulary].to(dtype),
+            self.labels[:rows].clamp(max=len(student_weight) - 1),
         )
 
     def clear(self) -> None:
@@ -127,7 +140,7 @@ def run(options: LossBenchOptions) -> dict:
     for name in options.dtypes:
         if name not in ("float32", "bfloat16", "float16"):
             raise UserError(f"dtype {name!r} can't be measured; it is one of float32, bfloat16, float16")
-    draw = torch.Generator().manual_seed(options.seed)
+    draw = torch.Generator(device).manual_seed(options.seed)
     base = _random_inputs(options, draw, device)
     near = _near_inputs(options, draw, device)
     entries, absent = _entries(options, device)
@@ -198,7 +211,7 @@ def _device(name: str) -> torch.device:
 
 def _random_inputs(options: LossBenchOptions, draw: torch.Generator, device: torch.device) -> Inputs:
     def normal(rows: int, width: int, size: float) -> Tensor:
-        return (torch.randn(rows, width, generator=draw) * size).to(device)
+        return torch.randn(rows, width, generator=draw, device=device) * size
 
     # Logits of some three units, as of a language model.
     return Inputs(
@@ -206,19 +219,21 @@ def _random_inputs(options: LossBenchOptions, draw: torch.Generator, device: tor
         normal(options.vocabulary, options.student_width, 3 * options.student_width**-0.5),
         normal(options.rows, options.teacher_width, 1.0),
         normal(options.vocabulary, options.teacher_width, 3 * options.teacher_width**-0.5),
-        torch.randint(0, options.vocabulary, (options.rows,), generator=draw).to(device),
+        torch.randint(0, options.vocabulary, (options.rows,), generator=draw, device=device),
     )
 
 
 def _near_inputs(options: LossBenchOptions, draw: torch.Generator, device: torch.device) -> Inputs:
     """A student with the teacher's head, whose hidden states are the teacher's and a little noise."""
-    hidden = torch.randn(options.error_rows, options.student_width, generator=draw)
-    noise = torch.randn(options.error_rows, options.student_width, generator=draw)
-    weight = torch.randn(options.vocabulary, options.student_width, generator=draw) * 3 * options.student_width**-0.5
-    labels = torch.randint(0, options.vocabulary, (options.error_rows,), generator=draw)
+    rows, width = options.error_rows, options.student_width
+    vocabulary = min(options.vocabulary, options.error_vocabulary)
+    hidden = torch.randn(rows, width, generator=draw, device=device)
+    noise = torch.randn(rows, width, generator=draw, device=device)
+    weight = torch.randn(vocabulary, width, generator=draw, device=device) * 3 * width**-0.5
+    labels = torch.randint(0, vocabulary, (rows,), generator=draw, device=device)
     # Both sides start from values that bf16 holds, so that the error is that of the loss alone.
-    near, hidden, weight = ((t.bfloat16().float()).to(device) for t in (hidden + NEAR_DISTANCE * noise, hidden, weight))
-    return Inputs(near, weight, hidden, weight, labels.to(device))
+    near, hidden, weight = (t.bfloat16().float() for t in (hidden + NEAR_DISTANCE * noise, hidden, weight))
+    return Inputs(near, weight, hidden, weight, labels)
 
 
 def _entries(options: LossBenchOptions, device: torch.device) -> tuple[list[_Entry], list[dict]]:
@@ -226,7 +241,7 @@ def _entries(options: LossBenchOptions, device: torch.device) -> tuple[list[_Ent
     first = options.divergences[0]
     for dtype in options.dtypes:
         if device.type != "cpu" or dtype == "float32":
-            entries.append(_Entry(LossBenchRow("gemm_floor", "", dtype), _Floor()))
+            entries.append(_Entry(LossBenchRow("gemm_floor", "", dtype), _Floor(device)))
         entries.append(_Entry(LossBenchRow("full", first, dtype), _ours(reference_kd_loss, first)))
         for divergence in options.divergences:
             for budget in options.budgets if divergence == first else options.budgets[:1]:
@@ -264,8 +279,8 @@ class _Floor:
     The first call tries all shapes, later ones the two that were best.
     """
 
-    def __init__(self) -> None:
-        self.tiles = list(FLOOR_TILES)
+    def __init__(self, device: torch.device) -> None:
+        self.tiles = list(FLOOR_TILES[device.type])
         self.seconds = float("inf")
 
     def __call__(self, inputs: Inputs) -> None:
@@ -328,10 +343,13 @@ def _warmed_up(
             if row.implementation != "gemm_floor":
                 row.peak_bytes, row.scratch_bytes = _memory(entry, device)
                 dtype = getattr(torch, row.dtype)
-                row.gradient_error = _error(entry, base.to(dtype, options.error_rows), truths, False)
+                apart = base.to(dtype, options.error_rows, options.error_vocabulary)
+                row.gradient_error = _error(entry, apart, truths, False)
                 row.gradient_error_near = _error(entry, near.to(dtype), truths, True)
         except Exception as error:
-            if row.implementation in ("gemm_floor", "full", "fused"):
+            entry.inputs.clear()
+            short = row.implementation == "full" and isinstance(error, torch.OutOfMemoryError)
+            if row.implementation in ("gemm_floor", "full", "fused") and not short:
                 raise
             reason = f"does not run here: {type(error).__name__}: {str(error).strip().splitlines()[:1]}"
             absent.append({"implementation": row.implementation, "dtype": row.dtype, "reason": reason})

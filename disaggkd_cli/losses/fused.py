@@ -17,7 +17,7 @@ from disaggkd_cli.losses.arguments import (
 from disaggkd_cli.losses.divergences import KULLBACK_LEIBLER
 from disaggkd_cli.losses.groups import VocabularyShard, agree_on_shards
 from disaggkd_cli.losses.heads import Head, gathered
-from disaggkd_cli.losses.matmul import choose_precision, result_dtype
+from disaggkd_cli.losses.matmul import choose_precision, cost_model, needs_sum_buffer, result_dtype
 from disaggkd_cli.losses.output import LossOutput
 from disaggkd_cli.losses.pointwise import COMPILE_FROM_ELEMENTS, PointwiseSpec, tile_kernels
 from disaggkd_cli.losses.sweep import Problem, Result, Side, sweep
@@ -224,16 +224,17 @@ def _problem(
         element_bytes=dtype.itemsize,
         student_copy_bytes=student.precision.copy_bytes(student_hidden, student_head.weight),
         teacher_copy_bytes=teacher.precision.copy_bytes(teacher_hidden, teacher_head.weight),
+        operand_bytes=student.precision.operand.itemsize,
         gradient_copy_bytes=student.precision.gradient.itemsize if student.precision.gradient != dtype else 0,
         hidden_copy=rows is not None or student_hidden.dtype != dtype or shard.group is not None,
-        weight_copy=student.precision.gradient != dtype,
+        weight_copy=needs_sum_buffer(student_hidden.device, student.precision),
         weight_gradient=needs[1],
         hidden_gradient=needs[0],
         gathered=rows is not None,
         sweeps=int(gradients) + int(spec.divergence not in KULLBACK_LEIBLER),
         gradients=gradients,
         compiled=compiled,
-        device="cuda" if student_hidden.is_cuda else "cpu",
+        device=cost_model(student_hidden.device),
     )
     tiling = choose_tiling(shape, budget)
     kernels = tile_kernels(spec, compiled, tiling.block)

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from disaggkd_cli.losses.device_costs import device_key
+
 _LOW_PRECISION = (torch.bfloat16, torch.float16)
 
 
@@ -53,6 +55,23 @@ def choose_precision(hidden: Tensor, weight: Tensor, result: torch.dtype) -> Pre
     # Gradients of fp16 tiles underflow; bf16 keeps fp32's range.
     gradient = operand if mixed and operand is torch.bfloat16 else result
     return Precision(rounding, operand if mixed else result, gradient, result)
+
+
+def cost_model(device: torch.device) -> str:
+    """Return the key of `device_costs.DEVICES` for a device."""
+    if device.type != "cuda":
+        return "cpu"
+    return _cost_model_of_gpu(device)
+
+
+@functools.cache
+def _cost_model_of_gpu(device: torch.device) -> str:
+    return device_key(torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device))
+
+
+def needs_sum_buffer(device: torch.device, precision: Precision) -> bool:
+    """Return whether products of gradient tiles pass through a buffer before they are added to wider sums."""
+    return precision.gradient != precision.result and not _adds_into_fp32(device, precision.gradient)
 
 
 def result_dtype(*tensors: Tensor) -> torch.dtype:

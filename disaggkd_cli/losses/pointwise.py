@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import subprocess
 import types
 import warnings
 from collections.abc import Callable
@@ -71,6 +72,11 @@ class TileKernels:
     surplus_gradient: Callable
 
 
+def compiler_failed() -> bool:
+    """Return whether compiling was tried in this process and did not work, so that kernels run eagerly."""
+    return _compiler_failed
+
+
 def tile_kernels(spec: PointwiseSpec, compiled: bool, block_elements: int) -> TileKernels:
     """Return the kernels of `spec`, compiled or eager in blocks of `block_elements`.
 
@@ -118,11 +124,17 @@ def _compiled_or_eager(compiled: Callable, eager: Callable, *arguments: Tensor |
 
     try:
         return compiled(*arguments)
-    except (TorchDynamoException, InductorError) as error:
+    except (TorchDynamoException, InductorError, OSError, subprocess.CalledProcessError, RuntimeError) as error:
+        # Triton's own search for a C compiler and for Python's headers fails with errors of no class of its own. All
+        # other errors of the run (memory, the device) are no reason to go on another way.
+        of_triton = type(error) is RuntimeError and "compiler" in str(error).lower()
+        if isinstance(error, RuntimeError) and not of_triton and not isinstance(error, TorchDynamoException):
+            raise
         _compiler_failed = True
         warnings.warn(
             "torch.compile does not work here, so the pointwise part of the loss runs in eager torch: correct, but "
-            f"slower. A C++ compiler (CPU) or Triton (GPU) mends it. The reason: {str(error).strip().splitlines()[0]}",
+            f"slower. A C++ compiler (CPU), or Triton and a C compiler (GPU), mends it. The reason: "
+            f"{(str(error).strip() or type(error).__name__).splitlines()[0]}",
             stacklevel=2,
         )
         return eager(*arguments)

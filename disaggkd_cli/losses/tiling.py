@@ -16,6 +16,7 @@ import functools
 from dataclasses import dataclass, replace
 
 from disaggkd_cli.errors import UserError
+from disaggkd_cli.losses.device_costs import DEVICES, CpuModel, GpuModel, TileWork
 from disaggkd_cli.units import format_bytes
 
 STATISTICS = 11
@@ -31,35 +32,6 @@ _ROW_VECTORS = 24
 
 
 @dataclass(frozen=True)
-class DeviceModel:
-    """What the cost model knows of a device.
-
-    Attributes:
-        flops: rate of matrix products, FLOP/s.
-        half_window: rows at which a window's matrix products run at half their rate (reading the head and adding to its
-            gradient cost the same for every window, however few its rows).
-        largest_tile: elements of a tile beyond which the products slow down.
-        largest_block: elements of a block of the eager pointwise part.
-        call_seconds: cost of the calls for one tile.
-    """
-
-    flops: float
-    half_window: float
-    largest_tile: int
-    largest_block: int
-    call_seconds: float
-
-
-DEVICES = {
-    # Fitted on 2 threads of an AMD EPYC with AVX-512 (`disaggkd bench loss` shows what became of it): products at
-    # windows of 1024, 512, 256, 128, 64 rows took 1.00, 1.02, 1.09, 1.18, 1.38 of the best time.
-    "cpu": DeviceModel(flops=2.0e11, half_window=24, largest_tile=2**20, largest_block=2**16, call_seconds=2e-4),
-    # Derived from an H200's datasheet (989 TFLOP/s bf16, 4.8 TB/s); not measured on a GPU.
-    "cuda": DeviceModel(flops=6.0e14, half_window=256, largest_tile=2**25, largest_block=2**23, call_seconds=6e-5),
-}
-
-
-@dataclass(frozen=True)
 class LossShape:
     """The size of one loss, on one rank.
 
@@ -70,6 +42,7 @@ class LossShape:
         element_bytes: of logits and accumulators; 4, or 8 in float64.
         student_copy_bytes, teacher_copy_bytes: bytes per element of a converted copy of head shard and hidden window;
             0 where the matrix product takes them as they are.
+        operand_bytes: per element of the products' operands.
         gradient_copy_bytes: bytes per element of the low-precision copy of a gradient tile; 0 where there is none.
         hidden_copy: dH is accumulated in a buffer of the window's size instead of in place.
         gathered: windows of hidden states are copies, since not every row counts.
@@ -90,6 +63,7 @@ class LossShape:
     element_bytes: int = 4
     student_copy_bytes: int = 0
     teacher_copy_bytes: int = 0
+    operand_bytes: int = 4
     gradient_copy_bytes: int = 0
     hidden_copy: bool = False
     gathered: bool = False
@@ -165,7 +139,7 @@ def _choose_tiling(shape: LossShape, memory_budget: int) -> Tiling:
     return max(good, key=lambda tiling: tiling.scratch_bytes)
 
 
-def _tiling(shape: LossShape, device: DeviceModel, window: int, shard: int, memory_budget: int) -> Tiling:
+def _tiling(shape: LossShape, device: CpuModel | GpuModel, window: int, shard: int, memory_budget: int) -> Tiling:
     element = shape.element_bytes
     shards = -(-shape.shared // shard)
     block = 0
@@ -208,9 +182,24 @@ def _tiling(shape: LossShape, device: DeviceModel, window: int, shard: int, memo
     flops = 2.0 * shape.rows * shape.shared * passes
     surplus = shape.student_surplus * shape.student_width + shape.teacher_surplus * shape.teacher_width
     flops += 2.0 * shape.rows * (surplus + (3 * shape.student_surplus * shape.student_width if shape.gradients else 0))
+    work = TileWork(
+        window=window,
+        shard=shard,
+        student_width=shape.student_width,
+        teacher_width=shape.teacher_width,
+        student_products=1 + shape.sweeps * share["student"],
+        teacher_products=1 + shape.sweeps * share["teacher"],
+        hidden_gradient=shape.gradients and shape.hidden_gradient,
+        weight_gradient=shape.gradients and shape.weight_gradient,
+        walks=1 + shape.sweeps,
+        operand_bytes=shape.operand_bytes,
+        result_bytes=element,
+        weight_copy=shape.weight_copy,
+    )
+    # Tiles at the edges work by their elements, but are called like any other; surplus columns work like shared ones.
+    seconds = device.seconds(work) * flops / (2.0 * window * shard * passes)
     tiles = -(-shape.rows // window) * max(shards, 1)
-    slowdown = (1 + device.half_window / window) * (1 + device.half_window / shard)
-    seconds = flops / device.flops * slowdown + tiles * device.call_seconds * (1 + shape.sweeps)
+    seconds += tiles * device.call_seconds * (1 + shape.sweeps)
     return Tiling(window, shard, kept["student"], kept["teacher"], block, scratch, flops, seconds)
 
 

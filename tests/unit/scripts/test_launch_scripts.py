@@ -1,4 +1,4 @@
-"""The launch scripts start real ranks, pass signals on, and ask for another turn, with stand-ins for SLURM's programs."""
+"""The launch scripts start real ranks, pass signals on and ask for another turn; stand-ins play SLURM's programs."""
 
 import random
 import shutil
