@@ -29,6 +29,7 @@ from disaggkd_cli.transport import HiddenStateRing, Identity, Request, TeacherPo
 from disaggkd_cli.transport.link import STUDENT, TEACHER, Link, form_link
 from disaggkd_cli.transport.pair import Tag
 from disaggkd_cli.transport.protocol import Header, Kind
+from disaggkd_cli.transport.slots import Slot, make_slots
 from disaggkd_cli.units import format_bytes
 
 WIDTH = 2048
@@ -140,11 +141,11 @@ def _measure_links(count: int, plan: list[tuple[int, int]], rounds: int) -> list
         ]
         figures = []
         for size, messages in plan:
-            buffers = [torch.zeros(size, dtype=torch.uint8) for _ in links]
+            slots = [make_slots(1, size)[0] for _ in links]
             seconds: dict[bool, list[float]] = {False: [], True: []}
             for as_link in _turns(rounds):
                 began = time.perf_counter()
-                _in_threads(_receive, [(*pair, messages, as_link) for pair in zip(links, buffers, strict=True)])
+                _in_threads(_receive, [(*pair, messages, as_link) for pair in zip(links, slots, strict=True)])
                 seconds[as_link].append(time.perf_counter() - began)
             figures.append(_compare(size * messages * count, seconds[False], seconds[True]))
         return figures
@@ -164,14 +165,14 @@ def _compare(moved: int, first: list[float], second: list[float]) -> tuple[float
     return moved / statistics.median(first), moved / statistics.median(second), ratio
 
 
-def _receive(link: Link, buffer: torch.Tensor, messages: int, as_link: bool) -> None:
+def _receive(link: Link, slot: Slot, messages: int, as_link: bool) -> None:
     link.send_header(Header(Kind.PING))
-    group = link.pair.group
+    group, buffer = link.pair.group, slot.buffer
     for _ in range(messages):
         if as_link:
             if link.receive_header().body_bytes != buffer.numel():
                 raise RunError("bench link: a header announces another size")
-            link.receive_payload(buffer)
+            link.payloads.receive(slot, buffer.numel())
         else:
             group.recv([buffer], 1 - STUDENT, Tag.BENCH).wait()
 
@@ -199,7 +200,7 @@ def _send_as_a_teacher_does(link: Link, ready: Header, payload: torch.Tensor, me
         link.send_header(ready)
         if travelling is not None:
             travelling.wait()
-        travelling = link.start_payload(payload)
+        travelling = link.payloads.start(link.payloads.stage(payload))
     travelling.wait()
 
 

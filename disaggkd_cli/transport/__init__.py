@@ -32,6 +32,7 @@ way.
 
 from disaggkd_cli.addresses import listen, resolve_bind, split_endpoint
 from disaggkd_cli.transport.errors import (
+    ChannelWedged,
     CorruptPayload,
     ForwardFailed,
     IncompatiblePeer,
@@ -52,6 +53,7 @@ from disaggkd_cli.transport.teacher_link import SEND_BUFFERS
 
 __all__ = [
     "SEND_BUFFERS",
+    "ChannelWedged",
     "CorruptPayload",
     "ForwardFailed",
     "HiddenStateRing",

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
+from disaggkd_cli.transport.backends import cuda_of
 from disaggkd_cli.transport.faults import Faults
 from disaggkd_cli.transport.identity import Identity
 from disaggkd_cli.transport.merge import merge_requests, split_states
 from disaggkd_cli.transport.meter import BusyMeter
 from disaggkd_cli.transport.protocol import Header, Kind, Request
 from disaggkd_cli.transport.teacher_link import Asked, Reply, TeacherLink
-from disaggkd_cli.transport.wire import encode_payload, needs_no_buffer, payload_bytes, payload_checksum, wire_code
+from disaggkd_cli.transport.wire import encode_payload, needs_no_buffer, payload_bytes, wire_code
 
 MOST_FAILURES = 3
 """After this many failed forwards in a row the teacher gives up (the fault is then its own), and after this many
@@ -43,7 +45,7 @@ class Answerer:
         identity: Identity,
         forward: Callable[[Request], Tensor],
         *,
-        checksum: bool,
+        device: torch.device,
         merge_tokens: int,
         faults: Faults,
         say: Callable[[str], None],
@@ -54,7 +56,7 @@ class Answerer:
         self.last_error = ""
         self._identity = identity
         self._forward = forward
-        self._checksum = checksum
+        self._device, self._cuda = device, cuda_of(device)
         self._say = say
         self._faults = faults
         self._merge_failures = 0
@@ -99,7 +101,10 @@ class Answerer:
             if tuple(states.shape) != expected:
                 raise ValueError(f"the forward returned {tuple(states.shape)}, the request asks for {expected}")
             parts = split_states(states, requests)
-            return [self._encode(turn, part) for turn, part in zip(group, parts, strict=True)]
+            payloads = [self._encode(turn, part) for turn, part in zip(group, parts, strict=True)]
+            if self._cuda is not None:
+                self._cuda.finish()  # READY means complete, and the meter counts the forward, not its launch
+            return payloads
         except Exception as error:  # said to the student, and raised by the server when it happens again and again
             self.last_error = f"{type(error).__name__}: {error}"
             return None
@@ -108,7 +113,7 @@ class Answerer:
 
     def _encode(self, turn: Turn, states: Tensor) -> Tensor:
         name = self._identity.wire_dtype
-        size = 0 if needs_no_buffer(states, name) else payload_bytes(*states.shape, name)
+        size = 0 if needs_no_buffer(states, name, self._device) else payload_bytes(*states.shape, name)
         return encode_payload(states, name, turn.link.buffer_of(turn.buffer, size))
 
     def _ready(self, turn: Turn, payload: Tensor) -> Reply:
@@ -124,7 +129,6 @@ class Answerer:
             rows=request.num_rows,
             width=self._identity.hidden_size,
             token_hash=header.token_hash,
-            checksum=payload_checksum(payload) if self._checksum else 0,
             body_bytes=payload.numel(),
         )
         return Reply(self._faults.at_ready(ready), payload, turn.buffer)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from disaggkd_cli.errors import RunError, UserError
+from disaggkd_cli.errors import RunError, SavedAndResumable, UserError
 
 
 class LinkLost(RunError):
@@ -35,3 +35,7 @@ class TeachersLost(RunError):
 
 class RequestsExhausted(RunError):
     """Every request of the ring's iterator has been taken."""
+
+
+class ChannelWedged(SavedAndResumable):
+    """A transfer between GPUs neither ended nor could be aborted: the process ends, and goes on from a checkpoint."""

@@ -24,7 +24,8 @@ class Identity:
     """What each side says about itself in the handshake.
 
     An empty text or a zero means "does not say" and is not compared (a teacher started on its own need not know the
-    student's `run_id`). `role` is for messages only, such as `teacher 1` or `student 0`.
+    student's `run_id`). `role` is for messages only, such as `teacher 1` or `student 0`. `device` and `backend` say
+    how payloads may travel (`backends.describe_device`).
     """
 
     role: str
@@ -35,6 +36,8 @@ class Identity:
     wire_dtype: str = "bfloat16"
     run_id: str = ""
     protocol_version: int = PROTOCOL_VERSION
+    device: str = ""
+    backend: str = ""
 
     def encode(self) -> bytes:
         """Return the identity as UTF-8 JSON of flat texts and numbers."""
@@ -49,6 +52,9 @@ class Identity:
         """
         try:
             record = json.loads(data)
+            version = record.get("protocol_version") if isinstance(record, dict) else None
+            if version != PROTOCOL_VERSION and isinstance(version, int):
+                raise ValueError(f"it speaks protocol version {version}, this side {PROTOCOL_VERSION}")
             expected = {field.name: int if field.type == "int" else str for field in fields(Identity)}
             if set(record) != set(expected) or any(type(record[name]) is not kind for name, kind in expected.items()):
                 raise ValueError("unexpected fields")

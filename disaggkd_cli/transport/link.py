@@ -1,4 +1,4 @@
-"""A link between one student rank and one teacher replica: headers, request bodies and texts, and payloads beside them.
+"""A link between one student rank and one teacher replica: headers, request bodies and texts; its payloads beside them.
 
 A link is disposable. Any error closes it; the two sides then form another under a new generation. Each direction is
 used by one thread at a time: one sends, one receives.
@@ -16,7 +16,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from disaggkd_cli.transport.errors import ProtocolError
-from disaggkd_cli.transport.pair import STUDENT, TEACHER, GlooPair, GlooTransfer, Tag, Transfer, form_pair
+from disaggkd_cli.transport.pair import STUDENT, TEACHER, GlooPair, GlooTransfer, Tag, form_pair
+from disaggkd_cli.transport.payloads import HostPayloads, PayloadChannel
 from disaggkd_cli.transport.protocol import HEADER_BYTES, MAX_TEXT_BYTES, Header, Kind, run_number
 from disaggkd_cli.transport.wire import payload_checksum
 
@@ -32,11 +33,13 @@ class Link:
         run_id: headers of another run are refused.
 
     Attributes:
-        pair: from outside only to measure gloo itself.
+        payloads: how hidden states travel; a READY header goes before each. Host memory until set otherwise.
+        pair: from outside only to form other payloads over it, and to measure gloo itself.
     """
 
     def __init__(self, pair: GlooPair, generation: int, run_id: str):
         self.pair = pair
+        self.payloads: PayloadChannel = HostPayloads(pair)
         self.name = pair.name
         self.timeout = pair.timeout
         self.generation = generation
@@ -95,23 +98,10 @@ class Link:
         self.pair.start_receive(body.view(torch.uint8), Tag.BODY, "a request").wait()
         return body
 
-    def start_payload(self, payload: Tensor) -> Transfer:
-        """Start to send hidden states (uint8) whose READY header has gone before; `payload` stays untouched meanwhile.
-
-        The header of the next payload may be sent while this one travels.
-        """
-        return self.pair.start_send(payload, Tag.PAYLOAD, "a payload")
-
-    def receive_payload(self, buffer: Tensor) -> None:
-        """Receive hidden states straight into `buffer`, uint8 of exactly the size that a validated READY announced.
-
-        When this returns or raises, the transfer is over: nothing writes into `buffer` any more.
-        """
-        self.pair.start_receive(buffer, Tag.PAYLOAD, "a payload").wait()
-
     def close(self) -> None:
         """Hang up, from any thread."""
         self._next_header = None
+        self.payloads.close()
         self.pair.close()
 
     def _post_header(self) -> GlooTransfer:

@@ -7,12 +7,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
+import torch
 import torch.distributed as dist
 
 from disaggkd_cli.addresses import resolve_bind
 from disaggkd_cli.errors import RunError
+from disaggkd_cli.transport.backends import agree_on_backend, cuda_of, describe_device
 from disaggkd_cli.transport.errors import IncompatiblePeer, TeachersLost
 from disaggkd_cli.transport.identity import Identity, compare_identities
 from disaggkd_cli.transport.ledger import Entry, Ledger
@@ -44,6 +46,8 @@ class TeacherPool:
         teacher_wait: seconds without any teacher after which `TeachersLost` is raised (`transport.teacher_wait`).
         bind: `launch.bind`, see `resolve_bind`.
         leader: student rank 0 passes True: it tells the teachers through the store when the student ends for good.
+        device: where this rank computes, and its rings' slots lie. Default: the CPU.
+        backend: `transport.backend`, see `agree_on_backend`.
         on_event: called with one line when a link joins or dies, from a background thread.
     """
 
@@ -56,9 +60,13 @@ class TeacherPool:
         teacher_wait: float = 300.0,
         bind: str = "loopback",
         leader: bool = False,
+        device: torch.device | None = None,
+        backend: str = "auto",
         on_event: Callable[[str], None] | None = None,
     ):
-        self.identity = identity
+        device = device or torch.device("cpu")
+        self.identity = replace(identity, **describe_device(device, backend))
+        self.cuda = cuda_of(device)
         self.timeout = timeout
         self.teacher_wait = teacher_wait
         self.bind = resolve_bind(bind, store_endpoint(store))
@@ -270,6 +278,7 @@ class TeacherPool:
     def _admit(self, record: TeacherRecord) -> None:
         try:
             compare_identities(self.identity, record.identity)
+            agree_on_backend(self.identity, record.identity)
         except IncompatiblePeer as error:
             record.refused, record.blocked = True, str(error)
             self._refused_at = time.monotonic()

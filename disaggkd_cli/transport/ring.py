@@ -19,19 +19,20 @@ from disaggkd_cli.transport.errors import RequestsExhausted
 from disaggkd_cli.transport.ledger import Entry, State
 from disaggkd_cli.transport.pool import TeacherPool
 from disaggkd_cli.transport.protocol import Request, request_body, request_header
+from disaggkd_cli.transport.slots import make_slots
 from disaggkd_cli.transport.student_link import Order
 from disaggkd_cli.transport.wire import WIRE_DTYPES, decode_payload, payload_bytes
-
-_ALIGNMENT = 64
-"""Slots begin at multiples of this many bytes, so that a view in any wire dtype is aligned."""
 
 
 class Lease:
     """Hidden states of one request, held until `release()`; then the slot is reused and `hidden` must not be read.
 
+    On a GPU, the stream that is current in `take` reads `hidden`, and in `release` has been given all that reads it.
+
     Attributes:
         request: the request as the iterator gave it.
-        hidden: [R, H_t] in the wire dtype, a view of the slot (float8: a fresh bfloat16 tensor).
+        hidden: [R, H_t] in the wire dtype where the student computes, a view of the slot (float8: a fresh bfloat16
+            tensor).
         stall_seconds: how long `take()` waited for it.
     """
 
@@ -42,10 +43,13 @@ class Lease:
         self.stall_seconds = stall_seconds
         self._ring = ring
         self._entry = entry
+        self._released = False
 
     def release(self) -> None:
         """Give the slot back; that is the credit for the next request. Twice does nothing."""
-        self._ring._release(self._entry)
+        if not self._released:
+            self._released = True
+            self._ring._release(self._entry)
 
     def __enter__(self) -> Lease:
         return self
@@ -63,8 +67,7 @@ class HiddenStateRing:
         slot_rows: most rows that a request may have.
         width: hidden size of the teacher, H_t.
         dtype: wire dtype, a name of `WIRE_DTYPES`.
-        pool: where teachers are; several rings may share one.
-        pin_memory: page-lock the slots, for copies to a GPU that do not block.
+        pool: where teachers are, and on which device the slots lie; several rings may share one.
     """
 
     def __init__(
@@ -75,7 +78,6 @@ class HiddenStateRing:
         width: int,
         dtype: str,
         pool: TeacherPool,
-        pin_memory: bool = False,
     ):
         self.depth = depth
         self.slot_rows = slot_rows
@@ -83,8 +85,7 @@ class HiddenStateRing:
         self.dtype = dtype
         self._pool = pool
         self._requests = requests
-        size = -(-max(1, payload_bytes(slot_rows, width, dtype)) // _ALIGNMENT) * _ALIGNMENT
-        self._slots = torch.zeros(depth, size, dtype=torch.uint8, pin_memory=pin_memory)
+        self._slots = make_slots(depth, payload_bytes(slot_rows, width, dtype), pool.cuda)
         self._exhausted = False
         self._closed = False
         self._fill_sum = 0.0
@@ -121,13 +122,14 @@ class HiddenStateRing:
         stall = time.monotonic() - begun
         self._stall_seconds += stall
         order: Order = entry.content
-        self._received_bytes += order.payload.numel()
+        self._received_bytes += order.payload_bytes
         rows = order.request.num_rows
-        if rows:
-            hidden = decode_payload(order.payload, rows, self.width, self.dtype)
+        if order.slot is not None:
+            order.slot.open_for_reading()
+            hidden = decode_payload(order.slot.buffer[: order.payload_bytes], rows, self.width, self.dtype)
         else:
             dtype = torch.bfloat16 if self.dtype == "float8" else WIRE_DTYPES[self.dtype]
-            hidden = torch.empty(0, self.width, dtype=dtype)
+            hidden = torch.empty(0, self.width, dtype=dtype, device=self._slots[0].buffer.device)
         return Lease(self, entry, order.request, hidden, stall)
 
     def __iter__(self) -> Iterator[Lease]:
@@ -164,6 +166,8 @@ class HiddenStateRing:
         self._feeder.join(timeout=5.0)
 
     def _release(self, entry: Entry) -> None:
+        if entry.content.slot is not None:
+            entry.content.slot.give_back()
         with self._pool.changed:
             self._pool.ledger.release(entry)
             self._pool.changed.notify_all()
@@ -190,7 +194,7 @@ class HiddenStateRing:
                         return
                     needs_slot = request.num_rows > 0
                     entry = pool.ledger.admit(self._lane, request.request_id, request.num_tokens, needs_slot)
-                    slot = self._slots[entry.slot] if needs_slot else self._slots[0][:0]
+                    slot = self._slots[entry.slot] if needs_slot else None
                     entry.content = Order(request, header, body, slot, self.width, self.dtype)
                     pool.dispatch()
                     pool.changed.notify_all()

@@ -9,14 +9,16 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from disaggkd_cli.addresses import resolve_bind
 from disaggkd_cli.errors import RunError, UserError
 from disaggkd_cli.transport.answers import MOST_FAILURES, Answerer, Turn
+from disaggkd_cli.transport.backends import cuda_of, describe_device
 from disaggkd_cli.transport.faults import Faults
 from disaggkd_cli.transport.identity import Identity
 from disaggkd_cli.transport.protocol import Header, Kind, Request, StopReason
@@ -60,6 +62,8 @@ def serve(
     bind: str = "loopback",
     checksum: bool = True,
     merge_tokens: int = 0,
+    device: torch.device | None = None,
+    backend: str = "auto",
     stop: threading.Event | None = None,
     on_event: Callable[[str], None] | None = None,
 ) -> Served:
@@ -72,13 +76,15 @@ def serve(
             stays unchanged afterwards, since it may be sent from where it lies.
         timeout: seconds for any one transfer (`transport.timeout`), the same on both sides.
         bind: `launch.bind`, see `resolve_bind`.
-        checksum: put a crc32 into each READY.
+        checksum: put a crc32 into each READY; payloads over NCCL have none.
         merge_tokens: requests that wait together, with sequences of one length, share a forward up to this many tokens;
             `forward` then gets them as one request (`merge_requests`). 0 gives each a forward of its own. To be set
             only where a row's hidden states do not depend on what else is in the batch.
+        device: where `forward` computes; payloads are sent from there. Default: the CPU.
+        backend: `transport.backend`, see `agree_on_backend`.
 
     Raises:
-        UserError: a port, an address or an endpoint that cannot be.
+        UserError: a port, an address, an endpoint or a backend that cannot be.
         RunError: the rendezvous was never there, or `MOST_FAILURES` forwards in a row raised.
     """
     server = TeacherServer(
@@ -90,6 +96,8 @@ def serve(
         bind=bind,
         checksum=checksum,
         merge_tokens=merge_tokens,
+        device=device or torch.device("cpu"),
+        backend=backend,
         on_event=on_event,
     )
     return server.run(stop or threading.Event())
@@ -109,9 +117,13 @@ class TeacherServer:
         bind: str,
         checksum: bool,
         merge_tokens: int,
+        device: torch.device,
+        backend: str,
         on_event: Callable[[str], None] | None,
     ):
-        self.identity = identity
+        self.identity = replace(identity, **describe_device(device, backend))
+        self.checksum = checksum
+        self.device, self.cuda = device, cuda_of(device)
         self.timeout = timeout
         self.student_wait = student_wait
         self.bind = self._bind = bind
@@ -126,7 +138,7 @@ class TeacherServer:
         self._alone_since = time.monotonic()
         self.faults = Faults(identity.role)
         self._answerer = Answerer(
-            identity, forward, checksum=checksum, merge_tokens=merge_tokens, faults=self.faults, say=self._say
+            identity, forward, device=device, merge_tokens=merge_tokens, faults=self.faults, say=self._say
         )
 
     def run(self, stop: threading.Event) -> Served:
@@ -195,6 +207,12 @@ class TeacherServer:
             self.changed.notify_all()
         if cause and not self._leaving:
             self._say(f"{self.identity.role} lost {link.student.role}: {cause}; {len(self._links)} linked")
+
+    def fail(self, error: Exception) -> None:
+        """End serving with `error`."""
+        with self.changed:
+            self._failure = self._failure or error
+            self.changed.notify_all()
 
     def enqueue(self, link: TeacherLink, asked: Asked) -> None:
         with self.changed:

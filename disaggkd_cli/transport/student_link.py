@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 from torch import Tensor
 
+from disaggkd_cli.transport.backends import agree_on_backend, open_payloads
 from disaggkd_cli.transport.errors import (
+    ChannelWedged,
     CorruptPayload,
     ForwardFailed,
     IncompatiblePeer,
@@ -25,8 +27,10 @@ from disaggkd_cli.transport.errors import (
 from disaggkd_cli.transport.identity import Identity, compare_identities
 from disaggkd_cli.transport.ledger import Entry
 from disaggkd_cli.transport.link import STUDENT, Link, form_link
+from disaggkd_cli.transport.payloads import PayloadChannel
 from disaggkd_cli.transport.protocol import PING_SECONDS, Header, Kind, Request, StopReason, stop_reason
 from disaggkd_cli.transport.rendezvous import await_acceptance, invite_teacher, link_key
+from disaggkd_cli.transport.slots import Slot
 from disaggkd_cli.transport.wire import payload_bytes, payload_checksum, payload_is_finite, wire_code
 
 if TYPE_CHECKING:
@@ -46,15 +50,14 @@ class Order:
     request: Request
     header: Header
     body: Tensor
-    buffer: Tensor
+    slot: Slot | None
     width: int
     dtype: str
-    failure: str = ""
 
     @property
-    def payload(self) -> Tensor:
-        """The part of the slot that the reply fills exactly."""
-        return self.buffer[: payload_bytes(self.request.num_rows, self.width, self.dtype)]
+    def payload_bytes(self) -> int:
+        """How much of the slot the reply fills, exactly."""
+        return payload_bytes(self.request.num_rows, self.width, self.dtype)
 
 
 @dataclass
@@ -74,6 +77,7 @@ class TeacherRecord:
     rows: int = 0
     received_bytes: int = 0
     idle_share: float = 0.0
+    nccl_failed: bool = False
     alive_at_loss: int | None = None
 
 
@@ -102,10 +106,13 @@ class StudentLink:
     def _live(self) -> None:
         cause = ""
         link = verifier = None
+        wedged = False
         try:
             link = self._form()
             sender = threading.Thread(target=self._send_loop, args=(link,), name=f"send: {self._name}", daemon=True)
-            verifier = threading.Thread(target=self._verify_loop, name=f"verify: {self._name}", daemon=True)
+            verifier = threading.Thread(
+                target=self._verify_loop, args=(link.payloads,), name=f"verify: {self._name}", daemon=True
+            )
             self.pool.link_formed(self)
             verifier.start()
             sender.start()
@@ -117,6 +124,10 @@ class StudentLink:
             cause = self.record.blocked = f"{self._name}: {error}"
         except LinkLost as error:
             cause = str(error)
+        except ChannelWedged as error:
+            # The link keeps its open requests: a slot that may still be written is given to nobody.
+            wedged = True
+            self.pool.fail(error)
         except Exception as error:  # a fault of ours must not leave the trainer waiting: say it there
             cause = f"{self._name}: {type(error).__name__}: {error}"
             self.pool.fail(error)
@@ -126,14 +137,19 @@ class StudentLink:
                 link.close()
                 self._unverified.put(None)
                 verifier.join()
-            self.pool.link_ended(self, cause)
+            if not wedged:
+                self.pool.link_ended(self, cause)
 
     def _form(self) -> Link:
-        generation = invite_teacher(self._store, self.record.number, self.pool.identity)
+        identity = self.pool.identity
+        if self.record.nccl_failed and identity.backend == "auto":
+            identity = replace(identity, backend="gloo")
+        generation = invite_teacher(self._store, self.record.number, identity)
         await_acceptance(self._store, self.record.number, generation, min(FORMING_SECONDS, self.pool.timeout))
+        key = link_key(self.record.number, generation)
         link = form_link(
             self._store,
-            link_key(self.record.number, generation),
+            key,
             STUDENT,
             name=self._name,
             generation=generation,
@@ -142,15 +158,23 @@ class StudentLink:
             forming_timeout=min(FORMING_SECONDS, self.pool.timeout),
             bind=self.pool.bind,
         )
-        del self._store
-        link.send_text(Kind.HELLO, self.pool.identity.encode())
+        link.send_text(Kind.HELLO, identity.encode())
         answer = link.receive_header()
         if answer.kind not in (Kind.WELCOME, Kind.REFUSAL):
             raise ProtocolError(f"{answer.kind.name} instead of WELCOME")
         text = link.receive_text(answer)
         if answer.kind is Kind.REFUSAL:
             raise IncompatiblePeer(text.decode(errors="replace"))
-        compare_identities(self.pool.identity, Identity.decode(text))
+        teacher = Identity.decode(text)
+        compare_identities(identity, teacher)
+        nccl = agree_on_backend(identity, teacher) == "nccl"
+        try:
+            link.payloads = open_payloads(link, identity, teacher, STUDENT, key, self._store, self.pool.cuda)
+        except LinkLost:
+            self.record.nccl_failed = nccl
+            link.close()
+            raise
+        del self._store
         return link
 
     def _send_loop(self, link: Link) -> None:
@@ -167,6 +191,8 @@ class StudentLink:
                     link.send_header(Header(Kind.STOP, flags=item))
                     return
                 order: Order = item.content
+                while not order.slot.is_free(PING_SECONDS):
+                    link.send_header(Header(Kind.PING))
                 self._sent_at[item.ticket] = time.monotonic()
                 link.send_header(order_header(order, item.ticket))
                 link.send_request_body(order.body)
@@ -196,26 +222,29 @@ class StudentLink:
         entry = self.pool.arriving(self, header.ticket)
         order: Order = entry.content
         check_ready(header, order)
-        link.receive_payload(order.payload)
+        link.payloads.receive(order.slot, order.payload_bytes)
         now = time.monotonic()
-        self.record.received_bytes += order.payload.numel()
+        self.record.received_bytes += order.payload_bytes
         seconds = now - max(self._last_reply, self._sent_at.pop(header.ticket, now))
         self._last_reply = now
         self._unverified.put((header, entry, seconds))
 
-    def _verify_loop(self) -> None:
+    def _verify_loop(self, payloads: PayloadChannel) -> None:
         # A thread of its own, so that the next payload travels while this one is read through.
         try:
             while (item := self._unverified.get()) is not None:
-                self._verify(*item)
+                self._verify(payloads, *item)
         except Exception as error:  # a fault of ours must not leave the trainer waiting: say it there
             self.pool.fail(error)
 
-    def _verify(self, header: Header, entry: Entry, seconds: float) -> None:
-        problem = payload_problem(header, entry.content)
+    def _verify(self, payloads: PayloadChannel, header: Header, entry: Entry, seconds: float) -> None:
+        order: Order = entry.content
+        with payloads.looking():
+            problem = payload_problem(header, payloads.received(order.slot, order.payload_bytes), order)
         if problem:
             self._strike(entry, CorruptPayload(f"{self.record.identity.role}: request {entry.request_id}: {problem}"))
             return
+        payloads.hand_over(order.slot, order.payload_bytes)
         self.record.good_in_a_row += 1
         if self.record.good_in_a_row >= FORGIVEN_AFTER:
             self.record.strikes = 0
@@ -260,7 +289,7 @@ def check_ready(header: Header, order: Order) -> None:
         "width": order.width,
         "dtype": wire_code(order.dtype),
         "token_hash": order.header.token_hash,
-        "body_bytes": order.payload.numel(),
+        "body_bytes": order.payload_bytes,
     }
     for name, value in expected.items():
         if getattr(header, name) != value:
@@ -270,10 +299,10 @@ def check_ready(header: Header, order: Order) -> None:
             )
 
 
-def payload_problem(header: Header, order: Order) -> str:
+def payload_problem(header: Header, payload: Tensor, order: Order) -> str:
     """Return what is wrong with a received payload, or an empty text."""
-    if header.checksum and payload_checksum(order.payload) != header.checksum:
+    if header.checksum and payload_checksum(payload) != header.checksum:
         return "the payload's checksum is wrong"
-    if not payload_is_finite(order.payload, header.rows, header.width, order.dtype):
+    if not payload_is_finite(payload, header.rows, header.width, order.dtype):
         return "the hidden states are not finite"
     return ""

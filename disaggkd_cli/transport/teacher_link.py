@@ -5,14 +5,15 @@ from __future__ import annotations
 import queue
 import threading
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from disaggkd_cli.transport.errors import IncompatiblePeer, LinkLost, ProtocolError
+from disaggkd_cli.transport.backends import agree_on_backend, open_payloads
+from disaggkd_cli.transport.errors import ChannelWedged, IncompatiblePeer, LinkLost, ProtocolError
 from disaggkd_cli.transport.identity import Identity, compare_identities
 from disaggkd_cli.transport.link import TEACHER, Link, form_link
 from disaggkd_cli.transport.pair import Transfer
@@ -27,6 +28,7 @@ from disaggkd_cli.transport.protocol import (
     stop_reason,
 )
 from disaggkd_cli.transport.rendezvous import accept_invitation, link_key
+from disaggkd_cli.transport.wire import payload_checksum
 
 if TYPE_CHECKING:
     from disaggkd_cli.transport.server import TeacherServer
@@ -45,7 +47,8 @@ class Asked:
 
 @dataclass(frozen=True)
 class Reply:
-    """What the sending thread sends: a READY with its payload in send buffer `buffer`, or an ERROR with its text."""
+    """What the sending thread sends: a READY, still without checksum, and its payload in send buffer `buffer`, or an
+    ERROR with its text."""
 
     header: Header
     payload: Tensor | None = None
@@ -55,10 +58,10 @@ class Reply:
 
 @dataclass(frozen=True)
 class _Travelling:
-    """A payload on its way, out of send buffer `buffer`."""
+    """A payload on its way; `reply` holds on to its memory."""
 
     transfer: Transfer
-    buffer: int
+    reply: Reply
 
 
 class TeacherLink:
@@ -71,7 +74,8 @@ class TeacherLink:
         self.outbox: queue.SimpleQueue[Reply | StopReason | None] = queue.SimpleQueue()
         self.free_buffers: deque[int] = deque(range(SEND_BUFFERS))
         self.thread = threading.Thread(target=self._live, name=f"link to {student.role}", daemon=True)
-        self._buffers = [torch.empty(0, dtype=torch.uint8) for _ in range(SEND_BUFFERS)]
+        self._buffers = [torch.empty(0, dtype=torch.uint8, device=server.device) for _ in range(SEND_BUFFERS)]
+        self._travelling: _Travelling | None = None
         self._generation = generation
         self._store = store
         self._number = number
@@ -85,9 +89,9 @@ class TeacherLink:
         self.outbox.put(reason)
 
     def buffer_of(self, index: int, size: int) -> Tensor:
-        """Return send buffer `index`, grown to at least `size` bytes."""
+        """Return send buffer `index`, where the teacher computes, grown to at least `size` bytes."""
         if self._buffers[index].numel() < size:
-            self._buffers[index] = torch.zeros(size, dtype=torch.uint8)
+            self._buffers[index] = torch.zeros(size, dtype=torch.uint8, device=self.server.device)
         return self._buffers[index]
 
     def _live(self) -> None:
@@ -112,9 +116,10 @@ class TeacherLink:
 
     def _form(self) -> Link:
         accept_invitation(self._store, self._number, self._generation)
+        key = link_key(self._number, self._generation)
         link = form_link(
             self._store,
-            link_key(self._number, self._generation),
+            key,
             TEACHER,
             name=self._name,
             generation=self._generation,
@@ -123,17 +128,20 @@ class TeacherLink:
             forming_timeout=min(FORMING_SECONDS, self.server.timeout),
             bind=self.server.bind,
         )
-        del self._store
         hello = link.receive_header()
         if hello.kind is not Kind.HELLO:
             raise ProtocolError(f"{hello.kind.name} instead of HELLO")
         self.student = Identity.decode(link.receive_text(hello))
         try:
             compare_identities(self.server.identity, self.student)
+            agree_on_backend(self.student, self.server.identity)
         except IncompatiblePeer as error:
             link.send_text(Kind.REFUSAL, str(error).encode())
             raise
         link.send_text(Kind.WELCOME, self.server.identity.encode())
+        server = self.server
+        link.payloads = open_payloads(link, self.student, server.identity, TEACHER, key, self._store, server.cuda)
+        del self._store
         return link
 
     def _receive_loop(self, link: Link) -> StopReason:
@@ -148,35 +156,61 @@ class TeacherLink:
                 raise ProtocolError(f"{header.kind.name} from a student")
 
     def _send_loop(self, link: Link) -> None:
-        travelling: _Travelling | None = None
         try:
-            while True:
-                if travelling is not None and self.outbox.empty():
-                    travelling = self._arrived(travelling)
-                try:
-                    item = self.outbox.get(timeout=min(self.server.timeout / 4, PING_SECONDS))
-                except queue.Empty:
-                    link.send_header(self.server.ping(self))
-                    continue
-                if isinstance(item, Reply) and item.payload is not None:
-                    link.send_header(item.header)  # beside the payload before it, which may still travel
-                    travelling = self._arrived(travelling)
-                    payload = self.server.faults.at_payload(item.payload)
-                    travelling = _Travelling(link.start_payload(payload), item.buffer)
-                    continue
-                travelling = self._arrived(travelling)
-                if item is None:
-                    return
-                if isinstance(item, StopReason):
-                    link.send_header(Header(Kind.STOP, flags=item))
-                    return
-                link.send_text(Kind.ERROR, item.text, ticket=item.header.ticket)
+            while self._send_next(link):
+                pass
         except LinkLost:
             # The receiving thread sees the same broken pair and ends the link.
             link.close()
+        except ChannelWedged as error:
+            link.close()
+            self.server.fail(error)
+        finally:
+            self._abandon(link)
 
-    def _arrived(self, travelling: _Travelling | None) -> None:
+    def _send_next(self, link: Link) -> bool:
+        """Send what comes next; False once the last word is said."""
+        if self.outbox.empty():
+            self._await_arrival()
+        try:
+            item = self.outbox.get(timeout=min(self.server.timeout / 4, PING_SECONDS))
+        except queue.Empty:
+            link.send_header(self.server.ping(self))
+            return True
+        if isinstance(item, Reply) and item.payload is not None:
+            self._send_payload(link, item)
+            return True
+        self._await_arrival()
+        if item is None:
+            return False
+        if isinstance(item, StopReason):
+            link.send_header(Header(Kind.STOP, flags=item))
+            return False
+        link.send_text(Kind.ERROR, item.text, ticket=item.header.ticket)
+        return True
+
+    def _send_payload(self, link: Link, reply: Reply) -> None:
+        """Send READY, beside the payload before it, which may still travel; then start this payload."""
+        staged = link.payloads.stage(reply.payload)
+        checked = self.server.checksum and link.payloads.checksums
+        link.send_header(replace(reply.header, checksum=payload_checksum(staged) if checked else 0))
+        self._await_arrival()
+        staged = self.server.faults.at_payload(staged)
+        self._travelling = _Travelling(link.payloads.start(staged), reply)
+
+    def _await_arrival(self) -> None:
         """Wait for the payload on its way, if there is one, and give its buffer back."""
-        if travelling is not None:
-            travelling.transfer.wait()
-            self.server.buffer_free(self, travelling.buffer)
+        if self._travelling is not None:
+            self._travelling.transfer.wait()
+            self.server.buffer_free(self, self._travelling.reply.buffer)
+            self._travelling = None
+
+    def _abandon(self, link: Link) -> None:
+        """See to it that nothing of a lost link is read any more before its memory may be used again."""
+        try:
+            if self._travelling is not None:
+                self._travelling.transfer.wait()
+        except LinkLost:
+            link.close()
+        except ChannelWedged as error:
+            self.server.fail(error)

@@ -44,14 +44,14 @@ def payload_bytes(rows: int, width: int, name: str) -> int:
 
 
 def encode_payload(hidden: Tensor, name: str, buffer: Tensor) -> Tensor:
-    """Return `hidden` [R, H] as payload bytes on the CPU.
+    """Return `hidden` [R, H] as payload bytes on the device of `buffer`.
 
-    A contiguous CPU tensor that has the wire dtype already is returned as it lies in memory, without a copy; anything
-    else is written into the front of `buffer` (uint8, CPU). Values beyond float16's range become infinite and are
+    A contiguous tensor there that has the wire dtype already is returned as it lies in memory, without a copy; anything
+    else is written into the front of `buffer` (uint8). Values beyond float16's range become infinite and are
     caught by the receiver's finiteness check.
     """
     rows, width = hidden.shape
-    if needs_no_buffer(hidden, name):
+    if needs_no_buffer(hidden, name, buffer.device):
         return hidden.detach().reshape(-1).view(torch.uint8)
     payload = buffer[: payload_bytes(rows, width, name)]
     if name != "float8":
@@ -65,10 +65,10 @@ def encode_payload(hidden: Tensor, name: str, buffer: Tensor) -> Tensor:
     return payload
 
 
-def needs_no_buffer(hidden: Tensor, name: str) -> bool:
-    """Return whether `hidden` can be sent from where it lies."""
+def needs_no_buffer(hidden: Tensor, name: str, device: torch.device) -> bool:
+    """Return whether `hidden` can be sent from where it lies, by a link that sends from `device`."""
     in_wire_dtype = name != "float8" and hidden.dtype == WIRE_DTYPES[name]
-    return in_wire_dtype and hidden.device.type == "cpu" and hidden.is_contiguous()
+    return in_wire_dtype and hidden.device == device and hidden.is_contiguous()
 
 
 def decode_payload(payload: Tensor, rows: int, width: int, name: str) -> Tensor:

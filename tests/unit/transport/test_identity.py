@@ -26,7 +26,7 @@ def test_same_values_belong_together_and_round_trip():
         ("hidden_size", 640),
         ("wire_dtype", "float16"),
         ("run_id", "runs/b"),
-        ("protocol_version", 2),
+        ("protocol_version", 9),
     ],
 )
 def test_each_field_that_differs_is_named_with_both_values(field, value):

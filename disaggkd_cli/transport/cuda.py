@@ -1,0 +1,65 @@
+"""What the payload channels need of one CUDA device: streams, events, page-locked memory. Tests put a stand-in here."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+import torch
+from torch import Tensor
+
+POLL_SECONDS = (2e-5, 1e-3)
+"""A wait for an event looks first after the one, then ever less often, down to the other."""
+
+
+class Cuda:
+    """One device. Every method may be called from any thread."""
+
+    def __init__(self, device: torch.device):
+        self.device = device
+
+    def stream(self) -> torch.cuda.Stream:
+        """Return a new stream of the device."""
+        return torch.cuda.Stream(self.device)
+
+    def event(self) -> torch.cuda.Event:
+        """Return a new event; one that was never recorded counts as done."""
+        return torch.cuda.Event(blocking=True)
+
+    def current_stream(self) -> torch.cuda.Stream:
+        """Return the stream that the calling thread computes on."""
+        return torch.cuda.current_stream(self.device)
+
+    def on(self, stream: torch.cuda.Stream) -> AbstractContextManager:
+        """Make `stream` and its device the calling thread's current ones for a while."""
+        return torch.cuda.stream(stream)
+
+    def host_buffer(self, size: int) -> Tensor:
+        """Return page-locked host memory, which copies to and from the device need in order not to block."""
+        return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+
+    def device_buffer(self, size: int) -> Tensor:
+        """Return memory of the device."""
+        return torch.zeros(size, dtype=torch.uint8, device=self.device)
+
+    def finish(self) -> None:
+        """Wait until all that the calling thread has asked of its current stream is done."""
+        event = self.event()
+        event.record(self.current_stream())
+        event.synchronize()
+
+
+def wait_for_event(event: torch.cuda.Event, seconds: float, gone: Callable[[], bool] = lambda: False) -> bool:
+    """Return whether `event` is done within so many seconds; False early when `gone()`.
+
+    Polls, since CUDA's own waits have no bound.
+    """
+    deadline = time.monotonic() + seconds
+    pause, longest = POLL_SECONDS
+    while not event.query():
+        if gone() or time.monotonic() >= deadline:
+            return bool(event.query())
+        time.sleep(pause)
+        pause = min(2 * pause, longest)
+    return True

@@ -1,0 +1,127 @@
+"""How the payloads of one link travel: over its gloo pair from host memory, over gloo by way of page-locked staging
+buffers, or (`nccl_payloads`) straight between two GPUs.
+
+The teacher's sending thread calls `stage` and `start`, the student's receiving thread `receive`, and its verifying
+thread `received` and `hand_over`. A payload is received only after its READY has been validated, whatever the channel.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol
+
+from torch import Tensor
+
+from disaggkd_cli.transport.cuda import Cuda, wait_for_event
+from disaggkd_cli.transport.errors import LinkLost
+from disaggkd_cli.transport.pair import GlooPair, Tag, Transfer
+from disaggkd_cli.transport.slots import Slot
+
+STAGING_BUFFERS = 2
+"""One payload travels while the next one is brought to the host."""
+
+
+class PayloadChannel(Protocol):
+    """Payloads of one link, in one direction.
+
+    Attributes:
+        backend: `gloo` or `nccl`.
+        checksums: whether payloads pass through host memory, where a checksum can be taken.
+    """
+
+    backend: str
+    checksums: bool
+
+    def stage(self, payload: Tensor) -> Tensor:
+        """Return `payload` (uint8, complete) as `start` takes it; the two last ones returned stay valid."""
+
+    def start(self, staged: Tensor) -> Transfer:
+        """Start to send what `stage` returned, once its READY has gone."""
+
+    def receive(self, slot: Slot, size: int) -> None:
+        """Receive the next payload, of exactly `size` bytes, for `slot`.
+
+        When this returns or raises `LinkLost`, the transfer is over: nothing writes for `slot` any more.
+        """
+
+    def received(self, slot: Slot, size: int) -> Tensor:
+        """Return what `receive` brought, to be looked at under `looking()`."""
+
+    def looking(self) -> AbstractContextManager:
+        """Return the context in which kernels that look at a payload run beside the trainer's."""
+
+    def hand_over(self, slot: Slot, size: int) -> None:
+        """Put the payload, once verified, where the trainer reads it, without waiting for it to be there."""
+
+    def close(self) -> None:
+        """Let go, from any thread; whoever waits in here is told within a moment or the link's timeout."""
+
+
+class HostPayloads:
+    """Host memory to host memory, over the link's own pair."""
+
+    backend = "gloo"
+    checksums = True
+
+    def __init__(self, pair: GlooPair):
+        self._pair = pair
+
+    def stage(self, payload: Tensor) -> Tensor:
+        return payload
+
+    def start(self, staged: Tensor) -> Transfer:
+        return self._pair.start_send(staged, Tag.PAYLOAD, "a payload")
+
+    def receive(self, slot: Slot, size: int) -> None:
+        self._pair.start_receive(slot.landing[:size], Tag.PAYLOAD, "a payload").wait()
+
+    def received(self, slot: Slot, size: int) -> Tensor:
+        return slot.landing[:size]
+
+    def looking(self) -> AbstractContextManager:
+        return nullcontext()
+
+    def hand_over(self, slot: Slot, size: int) -> None:
+        """The bytes are in the slot already."""
+
+    def close(self) -> None:
+        """The pair is the link's to close."""
+
+
+class StagedPayloads(HostPayloads):
+    """GPU memory to GPU memory over gloo, by way of page-locked host memory; each copy on a stream of its own.
+
+    The peer may be on the CPU: staging is each side's own affair.
+
+    Args:
+        pair: the link's.
+        cuda: this side's device.
+    """
+
+    def __init__(self, pair: GlooPair, cuda: Cuda):
+        super().__init__(pair)
+        self._cuda = cuda
+        self._stream = cuda.stream()
+        self._staging: list[Tensor | None] = [None] * STAGING_BUFFERS
+        self._next = 0
+
+    def stage(self, payload: Tensor) -> Tensor:
+        """Copy to the host and wait for the copy, in the sending thread; the next forward runs meanwhile."""
+        size, buffer = payload.numel(), self._staging[self._next]
+        if buffer is None or buffer.numel() < size:
+            buffer = self._staging[self._next] = self._cuda.host_buffer(size)
+        self._next = (self._next + 1) % STAGING_BUFFERS
+        copied = self._cuda.event()
+        with self._cuda.on(self._stream):
+            buffer[:size].copy_(payload, non_blocking=True)
+            copied.record(self._stream)
+        if not wait_for_event(copied, self._pair.timeout):
+            self._pair.close()
+            raise LinkLost(f"{self._pair.name}: a payload was not copied to the host in {self._pair.timeout:g} s")
+        return buffer[:size]
+
+    def hand_over(self, slot: Slot, size: int) -> None:
+        with self._cuda.on(self._stream):
+            self._stream.wait_event(slot.free)
+            slot.buffer[:size].copy_(slot.landing[:size], non_blocking=True)
+            slot.filled.record(self._stream)
