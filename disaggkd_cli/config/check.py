@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import difflib
-import glob
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from disaggkd_cli.config.check_data import data_paths, data_values
 from disaggkd_cli.config.schema import CHOICES, Config
 from disaggkd_cli.errors import UserError
 from disaggkd_cli.units import parse_bytes
-
-BUILTIN_DATA = ("builtin:pydoc",)
 
 _AT_LEAST_ONE = (
     "teacher.replicas", "teacher.ranks_per_replica", "student.ranks", "student.replicate", "data.sequence_length",
@@ -42,7 +40,7 @@ def check(config: Config, *, running: bool = False) -> list[str]:
         config: the typed config.
         running: check also what a run needs and a plan does not: models and data given, local paths that exist.
     """
-    problems = [*_words(config), *_ranges(config), *_together(config)]
+    problems = [*_words(config), *_ranges(config), *data_values(config.data), *_together(config)]
     if running:
         problems += _for_a_run(config)
     return problems
@@ -91,8 +89,6 @@ def _ranges(config: Config) -> Iterator[str]:
             yield f"{key}: {get(config, key)} must be above 0"
     if not 0 <= config.loss.beta <= 1:
         yield f"loss.beta: {config.loss.beta} is outside 0 … 1"
-    if config.data.sequence_length == 1:
-        yield "data.sequence_length: 1 leaves no next token to learn; it must be at least 2"
     try:
         if parse_bytes(config.loss.memory_budget) < 1 << 20:
             yield f"loss.memory_budget: {config.loss.memory_budget} is below 1MiB, too little for one tile of logits"
@@ -104,13 +100,6 @@ def _ranges(config: Config) -> Iterator[str]:
     threads = config.launch.threads
     if threads != "auto" and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
         yield f"launch.threads: {threads!r} must be auto or a number of threads, at least 1"
-    if config.data.eval_sequences is not None and config.data.eval_sequences < 1:
-        yield f"data.eval_sequences: {config.data.eval_sequences} must be at least 1, or null for all"
-    held_out = config.data.eval
-    if isinstance(held_out, bool) or not isinstance(held_out, (int, float, str)):
-        yield f"data.eval: {held_out!r} must be a path, or the fraction of documents to hold out"
-    elif not isinstance(held_out, str) and not 0 < held_out < 1:
-        yield f"data.eval: {held_out} must be a fraction between 0 and 1, or a path"
 
 
 def _together(config: Config) -> Iterator[str]:
@@ -204,29 +193,10 @@ def _for_a_run(config: Config) -> Iterator[str]:
         source = getattr(student, name)
         if source and (missing := missing_path(source)):
             yield f"student.{name}: {missing}"
-    if not config.data.train:
-        yield "data.train: is required: a file, directory or glob of texts, or builtin:pydoc"
-    else:
-        yield from _data_path("data.train", config.data.train)
-    if isinstance(config.data.eval, str):
-        yield from _data_path("data.eval", config.data.eval)
-    if config.data.chat_template:
-        yield from _data_path("data.chat_template", config.data.chat_template)
+    yield from data_paths(config.data)
     if config.teacher.cache and config.mode == "colocated":
         yield "teacher.cache: replaces teachers elsewhere; set mode=disaggregated, or remove the key"
     elif config.teacher.cache and not Path(config.teacher.cache).expanduser().is_dir():
         yield f"teacher.cache: {config.teacher.cache} is no directory; `disaggkd teacher CONFIG --record DIR` makes one"
     if config.transport.backend == "nccl":
         yield "transport.backend: nccl is not available in this version; use auto or gloo"
-
-
-def _data_path(key: str, source: str) -> Iterator[str]:
-    if source.startswith("builtin:"):
-        if source not in BUILTIN_DATA:
-            yield f"{key}: {source} is not known; there is {', '.join(BUILTIN_DATA)}"
-        return
-    path = Path(source).expanduser()
-    if not path.exists() and not glob.glob(str(path), recursive=True):
-        names = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
-        near = difflib.get_close_matches(path.name, names, n=1)
-        yield f"{key}: {source} does not exist" + (f"; did you mean {path.parent / near[0]}?" if near else "")

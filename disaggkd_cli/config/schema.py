@@ -177,8 +177,10 @@ class LossConfig:
 class DataConfig:
     """The texts."""
 
-    train: str = ""
-    """A file, a directory, a glob, or `builtin:pydoc` (reference prose of Python's standard library). Required."""
+    train: Any = ""
+    """A file, a directory, a glob, or `builtin:pydoc` (reference prose of Python's standard library). Required. Or
+    several: a list (or a mapping by name) of `{path: …, weight: 3}`, drawn from in proportion to their weights, counted
+    in sequences; each may have a format, records and text_documents of its own."""
 
     eval: Any = 0.02
     """Held-out texts: a path like `train`, or the fraction of the training documents to hold out."""
@@ -207,6 +209,22 @@ class DataConfig:
 
     eval_sequences: int | None = None
     """Evaluate on at most this many held-out sequences; null means all of them."""
+
+    length_bucketing: bool = True
+    """Where documents are not packed: make batches of documents of similar lengths, so that less is padded."""
+
+    cache: str | None = "auto"
+    """Directory that keeps tokenised texts for other ranks and later runs. auto: $XDG_CACHE_HOME/disaggkd or
+    ~/.cache/disaggkd, for texts of 8 MiB and more; null: keep nothing, each rank holds all tokens in memory."""
+
+    workers: Any = "auto"
+    """Processes that tokenise; auto: one per core, for texts of 16 MiB and more."""
+
+    streaming: bool = False
+    """Tokenise while training and keep nothing: for texts too large for the disk. data.eval must then be a path."""
+
+    shuffle_tokens: int = 4194304
+    """With streaming: sequences are shuffled among about so many tokens that follow one another in the texts."""
 
 
 @dataclass

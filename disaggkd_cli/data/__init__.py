@@ -15,6 +15,7 @@ from disaggkd_cli.data.dataset import TokenizedDataset
 from disaggkd_cli.data.global_batches import GlobalBatch, global_batches
 from disaggkd_cli.data.load import Splits, load_splits
 from disaggkd_cli.data.order import sequence_indices
+from disaggkd_cli.data.progress import TextsProgress
 from disaggkd_cli.data.stream_order import StreamOrder
 from disaggkd_cli.data.tokenizer import compare_vocabularies, load_tokenizer, tokenizer_fingerprint
 
@@ -26,6 +27,7 @@ __all__ = [
     "Sequence",
     "Splits",
     "StreamOrder",
+    "TextsProgress",
     "TokenizedDataset",
     "collate",
     "compare_vocabularies",

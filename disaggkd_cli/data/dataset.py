@@ -46,6 +46,8 @@ class TokenizedDataset:
     """Sequences of each source, which stand one source after the other; empty where there is one source alone."""
     weights: tuple[int, ...] = ()
     """Sequences drawn of each source in each round of the mixture; empty where there is one source alone."""
+    names: tuple[str, ...] = ()
+    """What the user calls each source; empty where there is one source alone."""
     length_bucketing: bool = False
     """Whether batches are made of sequences of similar lengths."""
 
@@ -81,7 +83,8 @@ class TokenizedDataset:
         check(self.input_ids, self.labels)
 
 
-def _in_memory(_name: str, size: int, dtype: Any) -> np.ndarray:
+def in_memory(_name: str, size: int, dtype: Any) -> np.ndarray:
+    """An array in memory."""
     return np.empty(size, dtype)
 
 
@@ -102,7 +105,7 @@ def lay_out(
     settings: dict[str, Any],
     notes: Notes,
     shuffle_seed: int | None = None,
-    allocate: Allocate = _in_memory,
+    allocate: Allocate = in_memory,
 ) -> TokenizedDataset:
     """Rows of at most settings["sequence_length"] tokens, packed if settings["pack"]; none without a supervised token.
 

@@ -2,34 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from disaggkd_cli.data.dataset import TokenizedDataset, lay_out
-from disaggkd_cli.data.documents import RECORD_KINDS, Document, PromptCompletion, Text
+from disaggkd_cli.data.assemble import Assembly
+from disaggkd_cli.data.cache import WORTH_CACHING, Cache, default_directory
+from disaggkd_cli.data.cached import CachedBuild
+from disaggkd_cli.data.dataset import TokenizedDataset
+from disaggkd_cli.data.dataset_files import with_notes
+from disaggkd_cli.data.documents import RECORD_KINDS
 from disaggkd_cli.data.encoding import DocumentEncoder, EncodedDocument
+from disaggkd_cli.data.mixing import whole_weights
 from disaggkd_cli.data.notes import Notes
 from disaggkd_cli.data.packing import LONG_DOCUMENTS
-from disaggkd_cli.data.readers import TEXT_DOCUMENTS, read_documents
-from disaggkd_cli.data.sources import Source, find_sources
-from disaggkd_cli.data.split import hold_out
+from disaggkd_cli.data.readers import TEXT_DOCUMENTS
+from disaggkd_cli.data.sources import SourceFiles, list_sources
+from disaggkd_cli.data.tokenising import Progress, tokenise, workers_of
 from disaggkd_cli.data.tokenized import TokenizedDocuments, join
 from disaggkd_cli.data.tokenizer import tokenizer_fingerprint
 from disaggkd_cli.errors import UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-Progress = Callable[[str, int], None]
-"""Called with what is being done and how many documents are done."""
-
-_CHARACTERS_AT_ONCE = 4_000_000
-_DOCUMENTS_AT_ONCE = 1024
-_DROPPED_UNASKED = 0.05
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,11 +44,10 @@ def load_splits(
     seed: int,
     progress: Progress | None = None,
 ) -> Splits:
-    """Read, tokenise, split and lay out the data.
+    """Read, tokenise, split and lay out the data, or map what an earlier run, or another rank, has kept of it.
 
     Args:
-        data_config: the `data` section: train, eval, format, sequence_length, long_documents, records, text_documents,
-            chat_template (the last four may be missing).
+        data_config: the `data` section; what it lacks takes the defaults, but there is no cache then.
         tokenizer: a transformers tokenizer.
         pack: several documents in a row (only where the model keeps them apart), or one.
         seed: decides which documents are held out.
@@ -60,24 +55,34 @@ def load_splits(
 
     Raises:
         UserError: anything about the files or the settings that the user must mend.
+        RunError: a worker process died, or another process that builds the same does not get on.
     """
     settings = _settings(data_config)
     encoder = DocumentEncoder(tokenizer, _chat_template(getattr(data_config, "chat_template", None)))
-    train_notes, evaluation_notes = Notes(), Notes()
-    train_sources = find_sources(str(data_config.train), "data.train", settings["format"], train_notes)
+    found = Notes()
+    train = list_sources(data_config.train, "data.train", settings, found)
+    weights = whole_weights([source.weight for source in train])
+    evaluation: list[SourceFiles] | float
     if isinstance(data_config.eval, str):
-        sources = find_sources(data_config.eval, "data.eval", settings["format"], evaluation_notes)
-        _refuse_overlap(train_sources, sources)
-        train = _tokenize(train_sources, "data.train", encoder, settings, train_notes, progress)
-        evaluation = _tokenize(sources, "data.eval", encoder, settings, evaluation_notes, progress)
+        evaluation = list_sources(data_config.eval, "data.eval", settings, found)
     else:
-        both = _tokenize(train_sources, "data.train", encoder, settings, train_notes, progress)
-        train, evaluation = hold_out(both, float(data_config.eval), seed, evaluation_notes)
+        evaluation = float(data_config.eval)
+    _refuse_overlap(train, evaluation)
     settings |= {"pack": pack, "tokenizer": tokenizer_fingerprint(tokenizer)}
-    return Splits(
-        lay_out([train], "data.train", settings, train_notes),
-        lay_out([evaluation], "data.eval", settings, evaluation_notes, shuffle_seed=seed),
-    )
+    if len(train) > 1:
+        settings["weights"] = list(weights)
+    if not pack and getattr(data_config, "length_bucketing", True):
+        settings["length_bucketing"] = True
+    sources = [*train, *(evaluation if isinstance(evaluation, list) else [])]
+    size = sum(sum(source.sizes) for source in sources)
+    cache = _cache(getattr(data_config, "cache", None), size, progress, found)
+    workers = workers_of(getattr(data_config, "workers", 1), size)
+    assembly = Assembly(train, weights, evaluation, settings, seed)
+    if cache is not None:
+        splits = CachedBuild(cache, encoder, settings["tokenizer"], workers).splits(assembly, found)
+    else:
+        splits = assembly.splits(lambda source, notes: _tokens_in_memory(source, encoder, workers, notes, progress))
+    return Splits(with_notes(splits[0], found.lines()), splits[1])
 
 
 def _settings(data_config: Any) -> dict[str, Any]:
@@ -101,97 +106,38 @@ def _chat_template(path: str | None) -> str | None:
         raise UserError(f"data.chat_template: {path} can't be read ({error})") from error
 
 
-def _refuse_overlap(train: list[Source], evaluation: list[Source]) -> None:
-    seen = {source.path.resolve() for source in train}
-    for source in evaluation:
-        if source.path.resolve() in seen:
-            raise UserError(
-                f"data.eval: {source.path} is trained on as well (data.train); name another file, or a fraction (0.02)"
-            )
+def _refuse_overlap(train: list[SourceFiles], evaluation: list[SourceFiles] | float) -> None:
+    seen = {file.path.resolve() for source in train for file in source.files}
+    for source in evaluation if isinstance(evaluation, list) else []:
+        for file in source.files:
+            if file.path.resolve() in seen:
+                raise UserError(
+                    f"data.eval: {file.path} is trained on as well (data.train); name another file, or a fraction"
+                )
 
 
-def _tokenize(
-    sources: list[Source],
-    key: str,
-    encoder: DocumentEncoder,
-    settings: dict[str, Any],
-    notes: Notes,
-    progress: Progress | None,
+def _cache(setting: str | None, texts_bytes: int, progress: Progress | None, notes: Notes) -> Cache | None:
+    if setting is None or (setting == "auto" and texts_bytes < WORTH_CACHING):
+        return None
+    if setting != "auto":
+        return Cache(Path(setting).expanduser(), progress)
+    try:
+        return Cache(default_directory(), progress)
+    except (UserError, RuntimeError) as error:  # there may not even be a home
+        notes.add(f"nothing is kept for the next run, and every rank holds all tokens in memory: {error}")
+        return None
+
+
+def _tokens_in_memory(
+    source: SourceFiles, encoder: DocumentEncoder, workers: int, notes: Notes, progress: Progress | None
 ) -> TokenizedDocuments:
-    """All documents of the sources that have a supervised token and fit (or are made to)."""
-
-    def documents() -> Iterator[Document]:
-        for source in sources:
-            yield from read_documents(source, key, notes, settings["records"], settings["text_documents"])
-
-    def encoded() -> Iterator[EncodedDocument]:
+    def documents() -> Iterator[EncodedDocument]:
         done = 0
-        for batch in _batches(documents()):
-            for document, tokens in zip(batch, encoder.encode(batch), strict=True):
-                if isinstance(document, PromptCompletion) and not document.completion:
-                    notes.add(f"{key}: {{count}} completions are empty (first: {{first}})", document.where)
-                if tokens.supervised[1:].any():
-                    yield tokens
-                else:
-                    remark = f"{key}: {{count}} documents without a supervised token are left out (first: {{first}})"
-                    notes.add(remark, document.where)
-            done += len(batch)
-            if progress:
-                progress(f"tokenising {key}", done)
+        for batch in tokenise(source, encoder, workers=workers):
+            yield from batch.documents
+            notes.merge(batch.notes)
+            done += batch.read
+            if progress and batch.read:
+                progress(f"tokenising {source.key}", done, batch.share)
 
-    found = join(encoded())
-    if not len(found):
-        raise UserError(
-            f"{key}: no document of {sources[0].path} has a supervised token: texts need two tokens, "
-            "prompts a completion, conversations an assistant's turn"
-        )
-    return _drop_long(found, key, settings, notes)
-
-
-def _batches(documents: Iterator[Document]) -> Iterator[list[Document]]:
-    """Batches that are small in documents and in characters of text."""
-    batch: list[Document] = []
-    size = 0
-    for document in documents:
-        batch.append(document)
-        size += len(document.text) if isinstance(document, Text) else 0
-        if size >= _CHARACTERS_AT_ONCE or len(batch) >= _DOCUMENTS_AT_ONCE:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
-
-
-def _drop_long(documents: TokenizedDocuments, key: str, settings: dict[str, Any], notes: Notes) -> TokenizedDocuments:
-    """Apply `data.long_documents` to what is longer than a sequence. What is kept of it is cut when it is laid out.
-
-    "auto" keeps running text, which can be cut without loss, and drops prompts with answers, whose later parts would
-    lack their prompts, as long as they are few.
-    """
-    length, policy = settings["sequence_length"], settings["long_documents"]
-    long = documents.lengths > length
-    if not long.any():
-        return documents
-    what = (
-        f"{key}: {long.sum()} of {len(documents)} documents are longer than data.sequence_length={length} "
-        f"(longest: {documents.lengths.max()} tokens)"
-    )
-    if policy == "error":
-        raise UserError(f"{what}; raise data.sequence_length, or set data.long_documents to split or drop")
-    dropped = {"drop": long, "auto": long & ~documents.is_text, "split": np.zeros_like(long)}[policy]
-    share = dropped.sum() / len(documents)
-    if policy == "auto" and share > _DROPPED_UNASKED:
-        raise UserError(
-            f"{what}, and {dropped.sum()} of them are prompts with answers, which can't be cut without parting the "
-            "answer from its prompt. Raise data.sequence_length, or set data.long_documents to drop or split"
-        )
-    if dropped.all():
-        raise UserError(f"{what}: none is left (data.long_documents={policy}); raise data.sequence_length")
-    cut = long & ~dropped
-    if cut.any():
-        pairs = (cut & ~documents.is_text).sum()
-        warning = f"; {pairs} of them are prompts with answers, whose later parts lack their prompts" if pairs else ""
-        notes.add(f"{what}: {cut.sum()} go on in the next sequence{warning}")
-    if dropped.any():
-        notes.add(f"{what}: WARNING, {dropped.sum()} of them ({share:.1%} of all) are LEFT OUT")
-    return documents.select(~dropped)
+    return join(documents())

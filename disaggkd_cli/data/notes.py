@@ -6,17 +6,29 @@ from __future__ import annotations
 class Notes:
     """Counts remarks by their text. A remark may hold `{count}` and `{first}`; without them it is said once."""
 
-    def __init__(self) -> None:
-        self._count: dict[str, int] = {}
-        self._first: dict[str, str] = {}
+    def __init__(self, state: dict[str, list] | None = None) -> None:
+        self._found: dict[str, list] = {remark: list(found) for remark, found in (state or {}).items()}
 
     def add(self, remark: str, where: str = "", count: int = 1) -> None:
-        self._count[remark] = self._count.get(remark, 0) + count
-        self._first.setdefault(remark, where)
+        self._found.setdefault(remark, [0, where])[0] += count
+
+    def merge(self, later: Notes) -> None:
+        """Add what `later` noticed after this."""
+        for remark, (count, first) in later._found.items():
+            self.add(remark, first, count)
+
+    def drain(self) -> Notes:
+        """Take out what was noticed since the last time."""
+        taken, self._found = Notes(self._found), {}
+        return taken
+
+    def state(self) -> dict[str, list]:
+        """All of it as plain data, for `Notes(state)`: remark → [count, place of the first]."""
+        return {remark: list(found) for remark, found in self._found.items()}
 
     def lines(self) -> list[str]:
         """The remarks in the order in which they first came up."""
         return [
-            remark.replace("{count}", str(count)).replace("{first}", self._first[remark])
-            for remark, count in self._count.items()
+            remark.replace("{count}", str(count)).replace("{first}", first)
+            for remark, (count, first) in self._found.items()
         ]

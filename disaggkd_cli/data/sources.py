@@ -117,3 +117,81 @@ def _sources(files: list[Path], value: str, key: str, format: str) -> list[Sourc
         examples = ", ".join(f"{kind}: {file.name}" for kind, file in formats.items())
         raise UserError(f"{key}: {value} holds files of several formats ({examples}); set data.format, or use a glob")
     return sources
+
+
+@dataclass(frozen=True)
+class SourceFiles:
+    """One source of `data.train` or `data.eval`: its files, and how they are read."""
+
+    name: str
+    """The path as the user wrote it, or the source's name in the config."""
+    key: str
+    """The config key, for messages."""
+    files: list[Source]
+    format: str
+    records: str
+    text_documents: str
+    weight: float = 1
+
+    @property
+    def sizes(self) -> list[int]:
+        """Bytes of each file; 0 where there is no file."""
+        return [_size(file.path) for file in self.files]
+
+    def share(self, position: tuple[int, tuple[int, int]] | None) -> float | None:
+        """Which share of the bytes lies before a position; None where that is not known."""
+        sizes = self.sizes
+        if position is None or not sum(sizes):
+            return None
+        number, (at, _) = position
+        within = 0
+        if number < len(self.files):
+            kind = self.files[number].format
+            counts_bytes = kind == "jsonl" or (kind == "text" and self.text_documents == "file")
+            within = min(at, sizes[number]) if counts_bytes else 0
+        return (sum(sizes[:number]) + within) / sum(sizes)
+
+
+def _size(path: Path) -> int:
+    if path.is_dir():
+        return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    return path.stat().st_size if path.exists() else 0
+
+
+_SOURCE_KEYS = ("path", "weight", "format", "records", "text_documents")
+
+
+def list_sources(value: object, key: str, settings: dict[str, str], notes: Notes) -> list[SourceFiles]:
+    """The sources that a config key names: one path, or a list (or a mapping by name) of `{path, weight, …}`.
+
+    Args:
+        value: what stands in the config.
+        key: `data.train` or `data.eval`.
+        settings: format, records and text_documents of sources that name none of their own.
+        notes: see `find_sources`.
+
+    Raises:
+        UserError: see `find_sources`; or an entry without a path, or with a key that is not known.
+    """
+    if isinstance(value, str):
+        return [SourceFiles(value, key, find_sources(value, key, settings["format"], notes), **_reading(settings))]
+    entries = list(value.items()) if isinstance(value, dict) else list(enumerate(value, 1))
+    if not entries:
+        raise UserError(f"{key}: names no source")
+    found = []
+    for name, entry in entries:
+        where = f"{key}[{name}]"
+        entry = {"path": entry} if isinstance(entry, str) else entry
+        if not isinstance(entry, dict) or not isinstance(entry.get("path"), str):
+            raise UserError(f"{where}: must be a path, or a mapping with path (and weight)")
+        unknown = sorted(set(entry) - set(_SOURCE_KEYS))
+        if unknown:
+            raise UserError(f"{where}: there is no {', '.join(unknown)}; here are {', '.join(_SOURCE_KEYS)}")
+        own = {name: str(entry.get(name, settings[name])) for name in ("format", "records", "text_documents")}
+        files = find_sources(entry["path"], where, own["format"], notes)
+        found.append(SourceFiles(str(name), where, files, weight=entry.get("weight", 1), **_reading(own)))
+    return found
+
+
+def _reading(settings: dict[str, str]) -> dict[str, str]:
+    return {name: settings[name] for name in ("format", "records", "text_documents")}

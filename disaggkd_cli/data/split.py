@@ -45,6 +45,31 @@ def hold_out(
     return documents.select(~held), documents.select(held)
 
 
+def without_copies(
+    train: list[TokenizedDocuments], held: list[TokenizedDocuments], seed: int, notes: Notes
+) -> list[TokenizedDocuments]:
+    """The training documents of several sources without copies of what another source has held out.
+
+    Raises:
+        UserError: a source has no document left.
+    """
+    if len(train) == 1:
+        return train
+    held_hashes = np.unique(np.concatenate([_hashes(documents, seed) for documents in held]))
+    left = []
+    for documents in train:
+        copies = np.isin(_hashes(documents, seed), held_hashes)
+        if copies.any():
+            notes.add(f"data.eval: {copies.sum()} copies of held-out documents are left out of other sources")
+        if copies.all():
+            raise UserError(
+                "data.eval: all documents of a source of data.train are copies of another's that are held out; "
+                "leave that source out, or name a file of its own with data.eval"
+            )
+        left.append(documents.select(~copies))
+    return left
+
+
 def _hashes(documents: TokenizedDocuments, seed: int) -> np.ndarray:
     """[D] uint64: a keyed hash of each document's tokens."""
     key = hashlib.sha256(f"disaggkd held out seed={seed}".encode()).digest()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +12,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from disaggkd_cli.config import Config
-from disaggkd_cli.data import Splits, compare_vocabularies, load_splits, load_tokenizer, tokenizer_fingerprint
+from disaggkd_cli.data import Splits, compare_vocabularies, load_tokenizer, tokenizer_fingerprint
 from disaggkd_cli.errors import SavedAndResumable
 from disaggkd_cli.losses import Head
 from disaggkd_cli.losses.placement import HeadTraffic
@@ -41,6 +40,7 @@ from disaggkd_cli.training.recorded import RecordedSource, open_recording
 from disaggkd_cli.training.schedule import WorkItem
 from disaggkd_cli.training.sources import ColocatedSource, HiddenStateSource, RemoteSource
 from disaggkd_cli.training.student_module import StudentModule, freeze, shard_student, shard_teacher
+from disaggkd_cli.training.texts import read_texts
 from disaggkd_cli.transport import HiddenStateRing, Identity, TeacherPool, TeachersLost
 
 Say = Callable[[str], None]
@@ -92,10 +92,7 @@ def build_parts(config: Config, say: Say) -> Parts:
     shared = compare_vocabularies(teacher_tokenizer, tokenizer)
     pack, reason = decide_packing(config)
     say(f"documents are {'packed into rows' if pack else 'kept one per row'}: {reason}")
-    splits = load_splits(config.data, tokenizer, pack=pack, seed=config.seed, progress=_now_and_then(say))
-    for dataset in (splits.train, splits.evaluation):
-        for note in dataset.notes:
-            say(note)
+    splits = read_texts(config, tokenizer, pack, say)
     model = build_student(config)
     if config.student.attention != FLASH:  # which cannot run where the checks run, on the CPU
         set_attention(model, config.student.attention, "student.attention")
@@ -108,7 +105,7 @@ def build_parts(config: Config, say: Say) -> Parts:
     teacher_backbone, teacher_head, teacher_vocabulary = _teacher(config, teacher_source, layout, vocabulary)
     sizes = (teacher_vocabulary, vocabulary)
     for dataset in (splits.train, splits.evaluation):
-        verify_ids(dataset.input_ids, dataset.labels, shared, sizes)
+        dataset.verify(lambda ids, labels: verify_ids(ids, labels, shared, sizes))
     identity = {
         "data": splits.train.fingerprint,
         "held-out data": splits.evaluation.fingerprint,
@@ -150,19 +147,6 @@ def _layout(config: Config, model: nn.Module, teacher_config: Any, say: Say) -> 
     if layout.ranks > 1:
         say(f"student layout: {layout.describe()}")
     return layout
-
-
-def _now_and_then(say: Say, seconds: float = 5.0) -> Callable[[str, int], None]:
-    """Return a callback that says how far the texts are, at most once in so many seconds."""
-    last = time.monotonic()
-
-    def progress(what: str, documents: int) -> None:
-        nonlocal last
-        if time.monotonic() - last >= seconds:
-            last = time.monotonic()
-            say(f"{what}: {documents:,} documents")
-
-    return progress
 
 
 def _teacher(

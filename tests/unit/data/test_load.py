@@ -192,7 +192,7 @@ def test_progress_is_told_and_settings_are_checked(tmp_path, byte_tokenizer):
     path = write_jsonl(tmp_path / "a.jsonl", TEXTS)
     told = []
     load_splits(data_config(path), byte_tokenizer, pack=True, seed=1, progress=lambda *done: told.append(done))
-    assert told == [("tokenising data.train", 60)]
+    assert told == [("tokenising data.train", 60, 1.0)]
     for setting, value in {"long_documents": "cut", "records": "chat", "text_documents": "line"}.items():
         with pytest.raises(UserError, match=f"data.{setting}: {value} is none of"):
             load_splits(data_config(path, **{setting: value}), byte_tokenizer, pack=True, seed=1)
