@@ -3,6 +3,8 @@ teacher."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from disaggkd_cli.planner import loss as loss_model
 from disaggkd_cli.planner.activations import checkpointed_per_token, forward_working_set, saved_per_token
 from disaggkd_cli.planner.shapes import DenseMLP
@@ -153,9 +155,10 @@ def root_weights(work: Workload) -> Term:
 
 
 def _root_parameters(work: Workload) -> float:
-    """Parameters that the root unit gathers; a vocabulary-parallel head stays in shards."""
-    parameters = work.student_parameters
-    return parameters.root - parameters.head * (1 - 1 / _vocabulary_shards(work))
+    """Parameters that the root unit gathers; a head that the ranks share, and an embedding tied to it, is no part of
+    it."""
+    apart = work.student.vocabulary * work.student.hidden if work.vocabulary_shards > 1 else 0
+    return work.student_parameters.root - apart
 
 
 def gathered(work: Workload) -> int:
@@ -171,14 +174,16 @@ def loss(work: Workload, fused: bool) -> list[Term]:
         return [loss_model.full_logits(*sizes, work.temperature, work.student_bytes).scratch]
     work_done = loss_work(work)
     source = "gradients are ready when the forward pass ends: dH in the compute dtype, dW in float32"
-    terms = [work_done.scratch, term("dH", "R * h * b", source, R=work.rows, h=student.hidden, b=work.student_bytes)]
-    if work.vocabulary_parallel:
+    shards = work.vocabulary_shards
+    dh = term("dH", "G * R * h * b", source, G=shards, R=work.rows, h=student.hidden, b=work.student_bytes)
+    terms = [work_done.scratch, dh]
+    if shards > 1:
         terms.append(
             term(
                 "rows of all ranks",
                 "G * R * (h * b + H_t * b_t)",
                 "each rank holds one shard of the heads and sees every row",
-                G=work.student_ranks,
+                G=shards,
                 R=work.rows,
                 h=student.hidden,
                 b=work.student_bytes,
@@ -186,58 +191,66 @@ def loss(work: Workload, fused: bool) -> list[Term]:
                 b_t=work.teacher_bytes,
             )
         )
-    if work.head_trained:
-        terms.append(
-            term(
-                "dW of the head",
-                "4 * V * h / G",
-                source,
-                V=student.vocabulary,
-                h=student.hidden,
-                G=_vocabulary_shards(work),
+        if work.student_bytes < 4:
+            terms.append(
+                term(
+                    "head shard, in 16 bits",
+                    "b * V * h",
+                    "this rank's float32 shard in the compute dtype",
+                    b=work.student_bytes,
+                    V=_student_ids(work),
+                    h=student.hidden,
+                )
             )
-        )
+    if work.head_trained:
+        terms.append(term("dW of the head", "4 * V * h", source, V=_student_ids(work), h=student.hidden))
     return terms
 
 
 def loss_work(work: Workload) -> loss_model.LossWork:
-    """The fused loss of one micro-batch: scratch, FLOPs a row, tile."""
-    shards = _vocabulary_shards(work)
-    rows = work.rows * (work.student_ranks if work.vocabulary_parallel else 1)
-    return loss_model.fused(
-        rows,
-        -(-work.student.vocabulary // shards),
-        -(-work.teacher.vocabulary // shards),
+    """The fused loss of one micro-batch: scratch, FLOPs a row of this rank's own, tile."""
+    shards = work.vocabulary_shards
+    one = loss_model.fused(
+        work.rows * shards,
+        _student_ids(work),
+        _teacher_ids(work),
         work.student.hidden,
         work.teacher.hidden,
         work.divergence,
         work.memory_budget,
         work.student_bytes,
         work.teacher_bytes,
-        device=work.cluster.device,
+        device="cpu" if work.cluster.device == "cpu" else work.cluster.student_gpu.name,
         head_trained=work.head_trained,
+        joined=shards > 1,
     )
+    # Each rank works on the rows of all ranks, but on its own ids only.
+    return replace(one, flops_per_row=one.flops_per_row * shards)
 
 
-def _vocabulary_shards(work: Workload) -> int:
-    return work.student_ranks if work.vocabulary_parallel else 1
+def _student_ids(work: Workload) -> int:
+    """Ids of the student's head on the rank that keeps most of them."""
+    return -(-work.student.vocabulary // work.vocabulary_shards)
+
+
+def _teacher_ids(work: Workload) -> int:
+    """Ids of the teacher's head on the rank that keeps most of them: cut at the student's; the last keeps the rest."""
+    block, vocabulary = _student_ids(work), work.teacher.vocabulary
+    if work.vocabulary_shards == 1:
+        return vocabulary
+    return max(min(block, vocabulary), vocabulary - (work.vocabulary_shards - 1) * block)
 
 
 def head_gradient(work: Workload) -> list[Term]:
-    """The head's gradient in the compute dtype."""
+    """The head's gradient from the loss to the end of backward: whole, in the compute dtype, waiting for the root's
+    reduction; or this rank's shard in float32, final at once."""
     if not work.head_trained:
         return []
-    return [
-        term(
-            "head gradient, whole",
-            "b * V * h / G",
-            "waits for the root's reduction at the end of backward",
-            b=work.student_bytes,
-            V=work.student.vocabulary,
-            h=work.student.hidden,
-            G=_vocabulary_shards(work),
-        )
-    ]
+    values = {"V": _student_ids(work), "h": work.student.hidden}
+    if work.vocabulary_shards > 1:
+        return [term("head gradient, this rank's shard", "4 * V * h", "final when the loss is done", **values)]
+    source = "waits for the root's reduction at the end of backward"
+    return [term("head gradient, whole", "b * V * h", source, b=work.student_bytes, **values)]
 
 
 def layer_weights(work: Workload, layers: int) -> Term:
@@ -271,8 +284,23 @@ def reduce_bytes(work: Workload) -> int:
 
 
 def embedding_gradients(work: Workload) -> list[Term]:
-    """Whole gradients of the root unit's matrices."""
-    copies = 3 if work.student.tied else 2
+    """Whole gradients of the root unit's matrices; where the ranks share the head, of an untied embedding alone."""
+    if work.vocabulary_shards > 1 and work.student.tied:
+        return [
+            term(
+                "embedding and head gradients",
+                "(8 * V * h + G * T * h * (b + 4)) * trained",
+                "this rank's shard: two gradients and their sum, one of which is the final one; gradients of the "
+                "embedded tokens of all ranks",
+                V=_student_ids(work),
+                h=work.student.hidden,
+                G=work.vocabulary_shards,
+                T=work.micro_batch_tokens,
+                b=work.student_bytes,
+                trained=int(work.head_trained),
+            )
+        ]
+    copies = 3 if work.student.tied else 2 if work.vocabulary_shards == 1 else 1
     source = "gradients of embedding and head; a tied weight's two and their sum"
     return [
         term(
@@ -332,12 +360,11 @@ def teacher_head(work: Workload) -> Term:
     """The teacher's frozen head."""
     return term(
         "teacher head",
-        "b_t * V_t * H_t / G",
-        "frozen, resident on each student rank",
+        "b_t * V_t * H_t",
+        "frozen, resident on each student rank: whole, or the ids that the rank keeps",
         b_t=work.teacher_bytes,
-        V_t=work.teacher.vocabulary,
+        V_t=_teacher_ids(work),
         H_t=work.teacher.hidden,
-        G=_vocabulary_shards(work),
     )
 
 

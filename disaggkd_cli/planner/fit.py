@@ -140,7 +140,7 @@ def knobs(work: Workload, mode: str) -> list[Knob]:
             candidates.append(("transport.ring_depth=2", work.with_(ring_depth=2)))
         double = 2 * work.ranks_per_replica
         candidates.append((f"teacher.ranks_per_replica={double}", work.with_(ranks_per_replica=double)))
-    if not work.vocabulary_parallel and work.student_ranks > 1 and mode != "colocated_full":
+    if work.vocabulary_shards == 1 and work.shard_ranks > 1 and mode != "colocated_full":
         candidates.append(("loss.vocabulary_parallel=true", work.with_(vocabulary_parallel=True)))
     if work.memory_budget > 64 << 20 and mode != "colocated_full":
         candidates.append(("loss.memory_budget=64MiB", work.with_(memory_budget=64 << 20)))

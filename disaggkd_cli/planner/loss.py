@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
+from disaggkd_cli.losses.device_costs import device_key
 from disaggkd_cli.losses.tiling import LossShape, choose_tiling
 from disaggkd_cli.planner.constants import FULL_LOGITS_BYTES, LOW_PRECISION_LOGITS_BYTES, TEMPERED_LOGITS_BYTES
 from disaggkd_cli.planner.terms import Term, term
 
+_UNKNOWN_CAPABILITY = (9, 0)
+"""A GPU whose costs are not known is planned as the newest that is."""
 _MIXTURES = ("jsd", "skewed_forward_kl", "skewed_reverse_kl", "total_variation")
 
 
@@ -64,17 +67,21 @@ def fused(
     compute_bytes: int,
     teacher_bytes: int,
     *,
-    device: str = "cuda",
+    device: str = "H100-SXM",
     head_trained: bool = True,
     compiled: bool = True,
+    joined: bool = False,
 ) -> LossWork:
     """The fused loss: its scratch never exceeds `memory_budget`; the tile is the one that the loss itself chooses.
+
+    `device` is `cpu` or the name of a GPU. With `joined`, ranks hold one shard of the vocabulary each, and the numbers
+    are those of one rank.
 
     Raises:
         UserError: when not even the smallest tile fits the budget.
     """
     shared = min(student_vocabulary, teacher_vocabulary)
-    low = compute_bytes < 4
+    low, on_cpu = compute_bytes < 4, device == "cpu"
     shape = LossShape(
         rows=max(rows, 1),
         shared=shared,
@@ -82,15 +89,15 @@ def fused(
         teacher_surplus=teacher_vocabulary - shared,
         student_width=student_width,
         teacher_width=teacher_width,
-        student_copy_bytes=4 if low and device == "cpu" else 0,
-        teacher_copy_bytes=4 if teacher_bytes < 4 and device == "cpu" else 0,
-        gradient_copy_bytes=2 if low and device == "cuda" else 0,
-        hidden_copy=low,
-        weight_copy=low and device == "cuda",
+        student_copy_bytes=4 if low and on_cpu else 0,
+        teacher_copy_bytes=4 if teacher_bytes < 4 and on_cpu else 0,
+        gradient_copy_bytes=2 if low and not on_cpu else 0,
+        hidden_copy=low or joined,
+        weight_copy=low and not on_cpu,
         weight_gradient=head_trained,
         sweeps=2 if divergence in _MIXTURES else 1,
         compiled=compiled,
-        device=device,
+        device="cpu" if on_cpu else device_key(device, _UNKNOWN_CAPABILITY),
     )
     tiling = _tiling(shape, memory_budget)
     scratch = term(

@@ -50,7 +50,9 @@ def student_rank(work: Workload, *, fused: bool = True) -> RankMemory:
 
 def colocated_rank(work: Workload, *, fused: bool) -> RankMemory:
     """A rank that holds a shard of the student and a shard of the teacher."""
-    ranks = work.student_ranks
+    # Full logits are formed from whole heads. The teacher lies in shards over the ranks of one copy of the student.
+    work = work if fused else work.with_(vocabulary_parallel=False)
+    ranks = work.shard_ranks
     teacher = component.teacher_shard(work, ranks)
     hidden = term(
         "teacher hidden states",
@@ -134,7 +136,7 @@ def _student_phases(work: Workload, held: list[Term], fused: bool) -> list[Phase
             (
                 *late,
                 root,
-                *gradient,
+                *(gradient if work.vocabulary_shards == 1 else []),
                 component.layer_weights(work, 1),
                 component.reducing(work),
                 component.in_one_layer(work),

@@ -71,7 +71,9 @@ def make_plan(work: Workload, gpus: int | None = None, *, with_knobs: bool = Tru
             replicate=replicate,
         )
         apart = apart.with_(ring_depth=max(apart.ring_depth, recommended_ring_depth(apart)))
-    works = {"colocated_full": colocated, "colocated_fused": colocated, "disaggregated_fused": apart}
+    # Full logits are formed from whole heads.
+    full = colocated.with_(vocabulary_parallel=False)
+    works = {"colocated_full": full, "colocated_fused": colocated, "disaggregated_fused": apart}
     modes = {mode: _mode_plan(works[mode], mode, with_knobs) for mode in MODES}
     verdict = decide({mode: (one.work, one.fits, one.timing) for mode, one in modes.items()})
     return Plan(

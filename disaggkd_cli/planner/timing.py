@@ -88,13 +88,13 @@ def colocated_teacher_time(work: Workload) -> Term:
     return term(
         "teacher micro-batch",
         "max(T * F_t / (P * e_t), gathers / B)",
-        "forward of the backbone against gathering it from all ranks, whichever is longer",
+        "forward of the backbone against gathering it from the ranks of one copy, whichever is longer",
         T=work.micro_batch_tokens,
         F_t=teacher_flops(work).value,
         P=gpu.flops,
         e_t=work.efficiency.teacher,
         gathers=traffic(work).colocated_teacher.value,
-        B=collective_rate(cluster, work.student_ranks, gpu) * _GB,
+        B=collective_rate(cluster, work.shard_ranks, gpu) * _GB,
     )
 
 

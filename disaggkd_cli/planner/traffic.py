@@ -43,37 +43,35 @@ def traffic(work: Workload) -> Traffic:
         colocated_teacher=term(
             "teacher all-gather",
             "b_t * N_t * (W - 1) / W",
-            "colocated: the whole backbone once per micro-batch, forward only",
+            "colocated: the whole backbone once per micro-batch, forward only, within one copy of the student",
             b_t=work.teacher_bytes,
             N_t=work.teacher_parameters.backbone,
-            W=work.student_ranks,
+            W=work.shard_ranks,
         ),
         vocabulary_parallel=term(
             "vocabulary-parallel rows",
-            "(G - 1) * R * (H_s * b + H_t * b_t) + 2 * (G - 1) * R * H_s * b",
-            "rows gathered to every shard of the heads, and the gradients of the student's rows reduced",
-            G=work.student_ranks if work.vocabulary_parallel else 1,
-            R=work.rows,
-            H_s=work.student.hidden,
-            H_t=width,
-            b=work.student_bytes,
-            b_t=work.teacher_bytes,
+            "bytes * shared",
+            "rows gathered to every shard of the heads, and the gradients of the student's rows reduced; for a tied "
+            "weight the embedding's rows and their gradients too (losses/placement.py)",
+            bytes=work.head_traffic.rows_bytes,
+            shared=int(work.vocabulary_shards > 1),
         ),
     )
 
 
 def _fsdp(work: Workload) -> Term:
     parameters = work.student_parameters
-    formula = "(b * N + b * N_layers + 4 * trained * N) * (W - 1) / W"
+    formula = "(b * (N - A) + b * N_layers + 4 * trained * (N - A)) * (W - 1) / W"
     if work.replicate > 1:
         formula += " + 2 * 4 * trained * N / W * (C - 1) / C"
     return term(
         "FSDP collectives",
         formula,
         "all-gather in forward, again in backward (the root stays whole), reduce-scatter of float32 "
-        "gradients, for every micro-batch",
+        "gradients, for every micro-batch; a head that the ranks share stays where it is",
         b=work.student_bytes,
         N=parameters.total,
+        A=work.student.vocabulary * work.student.hidden if work.vocabulary_shards > 1 else 0,
         N_layers=parameters.layers,
         trained=work.trained,
         W=work.shard_ranks,

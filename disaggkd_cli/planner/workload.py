@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from disaggkd_cli.losses.placement import HeadTraffic
 from disaggkd_cli.planner.constants import constant
 from disaggkd_cli.planner.hardware import Gpu
 from disaggkd_cli.planner.parameters import Parameters, count_parameters
@@ -50,6 +51,7 @@ class Workload:
         packed: rows hold several documents.
         checkpointing: full activation checkpointing of the student's layers.
         delta_kernel: `fla` or `torch`.
+        vocabulary_parallel: true, false, or auto (see `losses.placement`), as `loss.vocabulary_parallel`.
         cached: hidden states come from a directory, so there are no teacher ranks.
     """
 
@@ -76,7 +78,7 @@ class Workload:
     temperature: float = 1.0
     implementation: str = "fused"
     memory_budget: int = 256 << 20
-    vocabulary_parallel: bool = False
+    vocabulary_parallel: bool | str = False
     ring_depth: int = 3
     wire_bytes: float = 2.0
     delta_kernel: str = "fla"
@@ -96,6 +98,30 @@ class Workload:
     def shard_ranks(self) -> int:
         """Ranks that one copy of the student is sharded over."""
         return self.student_ranks // self.replicate
+
+    @property
+    def vocabulary_shards(self) -> int:
+        """Ranks that share both heads; 1 where each gathers the student's and keeps the teacher's whole."""
+        wanted = self.vocabulary_parallel
+        if wanted == "auto":
+            wanted = self.head_traffic.rows_should_travel
+        return self.shard_ranks if wanted else 1
+
+    @property
+    def head_traffic(self) -> HeadTraffic:
+        """What travels when the ranks of one copy share the heads, and when they do not."""
+        return HeadTraffic(
+            ranks=self.shard_ranks,
+            rows=self.rows,
+            tokens=self.micro_batch_tokens,
+            vocabulary=self.student.vocabulary,
+            student_width=self.student.hidden,
+            teacher_width=self.teacher.hidden,
+            student_bytes=self.student_bytes,
+            teacher_bytes=self.teacher_bytes,
+            tied=self.student.tied,
+            head_trained=self.head_trained,
+        )
 
     @property
     def teacher_ranks(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -136,6 +137,7 @@ def waiting_for(what: str) -> Iterator[None]:
     except RuntimeError as error:
         message = str(error)
         if isinstance(error, dist.DistError) or any(word in message.lower() for word in _BROKEN_COLLECTIVE):
-            line = message.strip().splitlines()[0] if message.strip() else type(error).__name__
+            # gloo begins with its own source line and goes on with advice.
+            line = re.sub(r"^\[\S+\] ", "", message.strip()).split(". ")[0].split("\n")[0] or type(error).__name__
             raise RunError(f"another student rank is gone or stuck; this one waited for {what} ({line})") from error
         raise
