@@ -47,7 +47,7 @@ class TextCutter:
         """Yield the pieces of a text, which together are the text."""
         start = 0
         # A window, so that each step costs what a piece costs and not what the rest of the text does.
-        window = 4 * self.piece_characters
+        window = 4 * self.piece_characters + CONTEXT
         while (at := self.cut(text[start : start + window])) is not None:
             yield text[start : start + at]
             start += at
