@@ -134,14 +134,22 @@ def frontier(
     overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Dotted overrides.")] = None,
     cap: Annotated[str, typer.Option(help="What the tensors of one rank may take.")] = "512MiB",
     teacher_layers: Annotated[list[int] | None, typer.Option(min=1, help="Layers; may be repeated.")] = None,
+    teacher_widths: Annotated[list[int] | None, typer.Option(min=8, help="Hidden sizes; may be repeated.")] = None,
     micro_batches: Annotated[list[int] | None, typer.Option(min=1, help="Sequences; may be repeated.")] = None,
     vocabularies: Annotated[list[int] | None, typer.Option(min=2, help="Sizes; may be repeated.")] = None,
+    ranks: Annotated[list[int] | None, typer.Option(min=2, help="Ranks in all, on the same global batch.")] = None,
     mode: Annotated[list[str] | None, typer.Option(help="Only this mode; may be repeated.")] = None,
     cap_loading: Annotated[bool, typer.Option("--cap-loading", help="Limit loading too, not only training.")] = False,
+    results: ResultsDirectory = None,
+    fresh: Fresh = False,
     as_json: AsJson = False,
 ) -> None:
-    """Under a real cap on each rank's memory, what each mode still trains, and what the planner predicted."""
-    from disaggkd_cli.bench.frontier import FrontierOptions, bench_frontier, format_frontier_report, parse_cap
+    """Under a real cap on each rank's memory, what each mode still trains, and what the planner predicted.
+
+    Started again with the same arguments after it was cut off, it goes on where it was.
+    """
+    from disaggkd_cli.bench.frontier import FrontierOptions, bench_frontier, parse_cap
+    from disaggkd_cli.bench.frontier_report import format_frontier_report
     from disaggkd_cli.bench.runs import MODES
     from disaggkd_cli.errors import UserError
 
@@ -152,11 +160,15 @@ def frontier(
         config,
         tuple(overrides or ()),
         parse_cap(cap),
-        tuple(teacher_layers or ()),
-        tuple(micro_batches or ()),
-        tuple(vocabularies or ()),
-        tuple(mode or MODES),
-        cap_loading,
+        teacher_layers=tuple(teacher_layers or ()),
+        teacher_widths=tuple(teacher_widths or ()),
+        micro_batches=tuple(micro_batches or ()),
+        vocabularies=tuple(vocabularies or ()),
+        ranks=tuple(ranks or ()),
+        modes=tuple(mode or MODES),
+        cap_loading=cap_loading,
+        results=results,
+        fresh=fresh,
     )
     result = bench_frontier(options, lambda line: print(line, file=sys.stderr, flush=True))
     print(json.dumps(result, indent=2) if as_json else format_frontier_report(result))

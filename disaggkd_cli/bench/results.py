@@ -58,8 +58,9 @@ class Results:
             raise UserError(f"--results {root}: cannot be written: {error.strerror}") from None
 
     def find(self, **key: Any) -> dict[str, Any] | None:
-        """Return the measurement whose fields have these values, or None when it is not made yet."""
-        return next((one for one in self._records if all(one.get(name) == value for name, value in key.items())), None)
+        """Return the newest measurement whose fields have these values, or None when it is not made yet."""
+        found = [one for one in self._records if all(one.get(name) == value for name, value in key.items())]
+        return found[-1] if found else None
 
     def add(self, record: dict[str, Any]) -> dict[str, Any]:
         """Keep a measurement and return it as it will be read back."""

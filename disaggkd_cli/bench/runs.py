@@ -89,7 +89,7 @@ def watch_run(
     arguments: Sequence[str],
     *,
     timeout: float,
-    data_limit: int | None = None,
+    data_limits: dict[str, int] | None = None,
     limit_from: Callable[[], bool] | None = None,
     until: Callable[[], bool] | None = None,
     training: Callable[[], bool] | None = None,
@@ -99,9 +99,9 @@ def watch_run(
     Args:
         arguments: config, overrides and options.
         timeout: seconds after which the job is ended.
-        data_limit: bytes of private writable memory that each process of the job may have; the kernel refuses more.
-        limit_from: asked all the time; the limit is set on the ranks once it is true, rather than from their start.
-            What they took before that is forgotten then.
+        data_limits: bytes of private writable memory that a rank may have, by role; the kernel refuses more.
+        limit_from: asked all the time; the limit is set on the ranks once it is true, rather than from their start
+            (where the largest of the limits is everyone's). What they took before that is forgotten then.
         until: asked all the time; once true, enough is known and the job is ended.
         training: asked all the time: whether steps are being done. Peaks are counted anew when it becomes true.
 
@@ -113,8 +113,8 @@ def watch_run(
         # Linux: a job must not outlive a bench that is killed.
         if sys.platform == "linux":
             ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-        if data_limit is not None and limit_from is None:
-            resource.setrlimit(resource.RLIMIT_DATA, (data_limit, data_limit))
+        if data_limits is not None and limit_from is None:
+            resource.setrlimit(resource.RLIMIT_DATA, (max(data_limits.values()),) * 2)
 
     environment = {name: value for name, value in os.environ.items() if not name.startswith("DISAGGKD_")}
     watched = Watched(-1, "")
@@ -126,14 +126,14 @@ def watch_run(
             stdin=subprocess.DEVNULL,
             stdout=printed,
             stderr=subprocess.STDOUT,
-            env={**environment, "COLUMNS": "200", **(_TIDY_ALLOCATOR if data_limit is not None else {})},
+            env={**environment, "COLUMNS": "200", **(_TIDY_ALLOCATOR if data_limits is not None else {})},
             preexec_fn=prepare_child,
             start_new_session=True,
         )
         try:
             while process.poll() is None and time.monotonic() < deadline and not (until and until()):
-                if data_limit is not None and limit_from is not None and limit_from():
-                    _limit_ranks(process.pid, data_limit)
+                if data_limits is not None and limit_from is not None and limit_from():
+                    _limit_ranks(process.pid, data_limits)
                     watched.data_bytes.clear()
                     limit_from = None
                 now_training = training is not None and training()
@@ -155,10 +155,12 @@ def watch_run(
     return watched
 
 
-def _limit_ranks(parent: int, data_limit: int) -> None:
+def _limit_ranks(parent: int, data_limits: dict[str, int]) -> None:
     for child in psutil.Process(parent).children():
-        with contextlib.suppress(ProcessLookupError):
-            resource.prlimit(child.pid, resource.RLIMIT_DATA, (data_limit, data_limit))
+        with contextlib.suppress(ProcessLookupError, psutil.Error):
+            limit = data_limits.get(child.environ().get("DISAGGKD_ROLE", ""))
+            if limit is not None:
+                resource.prlimit(child.pid, resource.RLIMIT_DATA, (limit, limit))
 
 
 def _forget_peaks(parent: int) -> None:

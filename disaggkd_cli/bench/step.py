@@ -21,8 +21,8 @@ from disaggkd_cli.config import Config, load, to_yaml
 from disaggkd_cli.errors import RunError
 from disaggkd_cli.planner.inputs import workload_of
 from disaggkd_cli.planner.traffic import traffic
+from disaggkd_cli.training.memory_record import read_memory_records
 from disaggkd_cli.training.metrics import read_metrics
-from disaggkd_cli.training.process import read_memory_records
 from disaggkd_cli.training.run_directory import RunDirectory
 
 _WARM_UP = 0.25

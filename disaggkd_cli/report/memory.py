@@ -14,6 +14,7 @@ from disaggkd_cli.planner.measure import Compared, compare, read_run
 from disaggkd_cli.planner.memory import RankMemory
 from disaggkd_cli.planner.workload import Workload
 from disaggkd_cli.report.read import Run
+from disaggkd_cli.training.memory_record import MemoryRecord
 from disaggkd_cli.units import format_bytes
 
 
@@ -56,25 +57,51 @@ def measured_peak(run: Run) -> tuple[float | None, str]:
     return (max(peaks) if peaks else None), ("allocated on the GPU" if on_gpu else "the whole process")
 
 
+def peaks_by_role(run: Run) -> dict[str, MemoryRecord]:
+    """Return the record of the fullest rank of each role that left one; a colocated rank's role is `colocated`."""
+    found: dict[str, MemoryRecord] = {}
+    for record in run.memory:
+        role = "colocated" if run.colocated else record.rank.split()[0]
+        if role not in found or record.above_start > found[role].above_start:
+            found[role] = record
+    return found
+
+
 def _bars(run: Run, ranks: dict[str, RankMemory]) -> str:
+    records = peaks_by_role(run)
+    peaks = {role: float(record.above_start) for role, record in records.items()}
     peak, what = measured_peak(run)
+    student = "colocated" if run.colocated else "student"
+    if peak is not None and (what == "tensors" or student not in peaks):
+        peaks[student] = peak
     scale = max(rank.peak_bytes for rank in ranks.values())
-    if peak is not None and peak <= 4 * scale:
-        scale = max(scale, peak)
+    scale = max([scale, *(size for size in peaks.values() if size <= 4 * scale)])
     rows = []
     for role, rank in ranks.items():
-        mark = peak if role != "teacher" and peak is not None and peak <= scale else None
-        rows.append(_bar(f"{role} · {rank.binding.name}", rank, scale, mark))
-    said = []
-    if peak is not None:
-        said.append(f"Measured on a student rank: {format_bytes(peak)} ({what}).")
-    if peak is not None and what == "the whole process":
+        mark = peaks.get(role)
+        rows.append(_bar(f"{role} · {rank.binding.name}", rank, scale, mark if mark and mark <= scale else None))
+    said = [_said(role, record) for role, record in records.items() if role in ranks]
+    if peak is not None and student not in records:
+        said.append(f"Measured on a {student} rank: {format_bytes(peak)} ({what}).")
+    if any(not record.device.startswith("cuda") for record in records.values()):
+        said.append(
+            "On CPUs that is the whole process with loading and saving, less what it took when its libraries were "
+            "imported; the plan counts the tensors of training."
+        )
+    elif what == "the whole process" and peak is not None:
         said.append(
             "On CPUs that counts Python, torch and the texts too, several hundred MiB, which the plan's tensors do not."
         )
-    if "teacher" in ranks:
-        said.append("Teachers do not record their peak.")
     return f'<div class="bars">{"".join(rows)}<p class="facts">{" ".join(said)}</p></div>'
+
+
+def _said(role: str, record: MemoryRecord) -> str:
+    if record.device.startswith("cuda"):
+        return f"Measured on the fullest {role} rank: {format_bytes(record.peak_bytes)} (allocated on the GPU)."
+    return (
+        f"Measured on the fullest {role} rank: {format_bytes(record.above_start)} "
+        f"({format_bytes(record.peak_bytes)} with {format_bytes(record.start_bytes)} at its start)."
+    )
 
 
 def _bar(name: str, rank: RankMemory, scale: float, peak: float | None) -> str:

@@ -15,6 +15,7 @@ from disaggkd_cli.config import Config, load
 from disaggkd_cli.errors import UserError
 from disaggkd_cli.page.charts import Point, colour_of
 from disaggkd_cli.report.events import Event, read_events
+from disaggkd_cli.training.memory_record import MemoryRecord, read_memory_records
 from disaggkd_cli.training.metrics import read_metrics
 from disaggkd_cli.training.run_directory import RunDirectory, Status, read_status
 
@@ -35,6 +36,7 @@ class Run:
         environment: versions, machine and placement, as far as recorded.
         steps: metrics lines of training steps, in order.
         evaluations: metrics lines of evaluations, in order.
+        memory: what each rank recorded of its own memory.
         events: links that joined and died, restarts, and the like, by time.
         age_seconds: since the metrics were last written; None where there are none.
     """
@@ -48,6 +50,7 @@ class Run:
     environment: dict[str, Any]
     steps: list[dict[str, Any]]
     evaluations: list[dict[str, Any]]
+    memory: list[MemoryRecord]
     events: list[Event]
     age_seconds: float | None
 
@@ -140,6 +143,7 @@ def _read(root: Path, name: str, colour: str) -> Run:
         _environment(directory.environment),
         [line for line in lines if "loss" in line],
         [line for line in lines if "eval_kd" in line],
+        read_memory_records(directory.logs),
         read_events(directory.logs),
         age,
     )

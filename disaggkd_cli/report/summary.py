@@ -8,6 +8,7 @@ from html import escape
 from typing import Any
 
 from disaggkd_cli.page import table
+from disaggkd_cli.report.memory import peaks_by_role
 from disaggkd_cli.report.read import Run
 from disaggkd_cli.units import format_bytes, format_seconds
 
@@ -82,6 +83,8 @@ def _figures(run: Run) -> list[tuple[str, str | None]]:
 
 
 def _peak(run: Run) -> str | None:
+    if run.memory:
+        return ", ".join(f"{role} {format_bytes(record.peak_bytes)}" for role, record in peaks_by_role(run).items())
     peaks = [y for _, y in run.series("peak_memory_bytes")]
     return format_bytes(max(peaks)) if peaks else None
 

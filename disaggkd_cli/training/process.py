@@ -9,11 +9,13 @@ import signal
 import sys
 import threading
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import psutil
 import torch
+
+from disaggkd_cli.training.memory_record import MemoryRecord, record_path
 
 _BETWEEN_RECORDS = 2.0
 """Seconds between two writings of a rank's memory record."""
@@ -43,35 +45,12 @@ def peak_memory_bytes(device: torch.device) -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-@dataclass(frozen=True)
-class MemoryRecord:
-    """What one rank's process took so far. Every rank writes its own beside its log, teachers too.
-
-    Attributes:
-        rank: its name, such as `teacher 0`.
-        device: `cpu`, `cuda:0`.
-        start_bytes: resident when the libraries were imported and nothing was loaded yet.
-        peak_bytes: highest so far: allocated on the GPU, or resident on CPUs (the whole process, `start_bytes` and
-            the loading of whole models included).
-    """
-
-    rank: str
-    device: str
-    start_bytes: int
-    peak_bytes: int
-
-    @property
-    def above_start(self) -> int:
-        """The peak without what the interpreter and its libraries take; on a GPU the peak itself."""
-        return self.peak_bytes if self.device.startswith("cuda") else max(0, self.peak_bytes - self.start_bytes)
-
-
 def keep_memory_record(logs: Path, rank: str, device: torch.device) -> None:
     """Write this process's `MemoryRecord` to `logs` now, every other second, and when the process ends.
 
     The process that starts a rank anew writes its own over it.
     """
-    path = logs / f"{rank.replace(' ', '_')}.memory.json"
+    path = record_path(logs, rank)
     start = psutil.Process().memory_info().rss
 
     def write() -> None:
@@ -96,14 +75,3 @@ def keep_memory_record(logs: Path, rank: str, device: torch.device) -> None:
 def _peak(device: torch.device, start: int) -> int:
     peak = peak_memory_bytes(device)
     return peak if device.type == "cuda" else max(peak, start)  # the kernel's high-water mark may lag a little behind
-
-
-def read_memory_records(logs: Path) -> list[MemoryRecord]:
-    """Return the records that the ranks of a run left, by rank; damaged ones are left out."""
-    found = []
-    for path in sorted(logs.glob("*.memory.json")) if logs.is_dir() else []:
-        try:
-            found.append(MemoryRecord(**json.loads(path.read_text(encoding="utf-8"))))
-        except (OSError, ValueError, TypeError):
-            continue
-    return found

@@ -2,7 +2,9 @@
 
     python scripts/peers/trl_gkd.py configs/two-cores.yaml [KEY=VALUE ...] [--steps 8] [--json]
 
-TRL's trainer is colocated and forms full logits. It is given the very batches that disaggkd's run would train on, each
+TRL's GKD trainer is colocated and forms full logits. Its on-policy trainer has a chunked loss, which is put into the
+same GKD trainer here, because that one alone trains on given texts; where this TRL has none, that row is skipped with
+the reason. Each is given the very batches that disaggkd's run would train on, each
 row one token longer so that the same positions are supervised, with the same optimizer settings; so losses are
 comparable step by step. Both run on this machine with all its cores. Without `trl` the comparison is skipped, and says
 so; `pip install 'disaggkd[peers]'` brings it.
@@ -59,8 +61,21 @@ def batches(config: Config) -> Iterator[dict[str, Tensor]]:
                "prompt_attention_mask": ones[:, :1]}  # fmt: skip
 
 
-def run_trl(config: Config, folder: Path) -> dict[str, Any]:
-    """Train with TRL and return the loss and the seconds of each step."""
+def chunked_loss() -> Any:
+    """Return TRL's chunked divergence over hidden states, or the reason (a string) why there is none."""
+    try:
+        from trl.trainer.distillation_trainer import _chunked_divergence_loss
+    except ImportError as error:
+        return f"this TRL has no chunked divergence ({error})"
+    return _chunked_divergence_loss
+
+
+def run_trl(config: Config, folder: Path, chunked: Any = None) -> dict[str, Any]:
+    """Train with TRL and return the loss and the seconds of each step.
+
+    Args:
+        chunked: TRL's own chunked loss, to stand in for the one over full logits.
+    """
     from datasets import Dataset
     from torch.utils.data import SequentialSampler
     from transformers import TrainerCallback
@@ -75,6 +90,21 @@ def run_trl(config: Config, folder: Path) -> dict[str, Any]:
 
         def _get_train_sampler(self, dataset: Any = None) -> SequentialSampler:
             return SequentialSampler(dataset if dataset is not None else self.train_dataset)
+
+        def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **more: Any) -> Any:
+            if chunked is None:
+                return super().compute_loss(model, inputs, return_outputs, **more)
+            start = inputs["prompts"].shape[1] - 1
+            arguments = {"input_ids": inputs["input_ids"], "attention_mask": inputs["attention_mask"],
+                         "use_cache": False}  # fmt: skip
+            with torch.no_grad():
+                teacher_states = self.teacher_model.base_model(**arguments).last_hidden_state
+            states = model.base_model(**arguments).last_hidden_state
+            mask = inputs["labels"][:, start + 1 :] != -100
+            return chunked(
+                states[:, start:-1], teacher_states[:, start:-1], model.get_output_embeddings().weight,
+                self.teacher_model.get_output_embeddings().weight, mask, beta=0.0,
+            )[0]  # fmt: skip
 
     class Clock(TrainerCallback):
         """Notes the loss and the time of each step."""
@@ -136,6 +166,15 @@ def main() -> int:
         import trl
 
         results = {f"TRL {trl.__version__} GKD, full logits": run_trl(config, Path(folder) / "trl")}
+        chunked = chunked_loss()
+        if isinstance(chunked, str):
+            print(f"skipped: TRL's chunked loss: {chunked}")
+        else:
+            name = f"TRL {trl.__version__} GKD, chunked loss"
+            try:
+                results[name] = run_trl(config, Path(folder) / "chunked", chunked)
+            except (TypeError, RuntimeError, NotImplementedError) as error:
+                print(f"skipped: {name}: {type(error).__name__}: {error}")
         for number, (name, more) in enumerate(OURS.items()):
             arguments = [options.config, *overrides, *more]
             results[name] = run_ours(arguments, Path(folder) / f"ours{number}")

@@ -1,26 +1,16 @@
-"""`disaggkd bench step|frontier` on real runs: the same losses, figures of each role, real limits, honest verdicts."""
+"""`disaggkd bench step` on real runs: the same losses, figures of each role, real limits, honest verdicts."""
 
 import json
 import time
 
 import pytest
 
-from disaggkd_cli.bench.frontier import (
-    OK,
-    OUT_OF_MEMORY,
-    Cell,
-    FrontierOptions,
-    bench_frontier,
-    format_frontier_report,
-    parse_cap,
-    statements,
-)
 from disaggkd_cli.bench.runs import MODES, mode_overrides, out_of_memory, watch_run
 from disaggkd_cli.bench.step import StepBenchOptions, bench_step
 from disaggkd_cli.bench.step_report import claims, format_step_report, reasons
 from disaggkd_cli.config import load
 from disaggkd_cli.errors import RunError, UserError
-from tests.support.runs import TINY_TEACHER, descendants, disaggkd, process_ids, start, write_config
+from tests.support.runs import descendants, disaggkd, process_ids, start, write_config
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +118,7 @@ def test_a_real_memory_limit_ends_a_run_and_the_rank_is_named(tmp_path):
     config = write_config(tmp_path / "config.yaml")
     run_dir = tmp_path / "run"
     arguments = [str(config), f"run_dir={run_dir}", "train.steps=2", "transport.teacher_wait=10", "--restarts", "0"]
-    watched = watch_run(arguments, timeout=50, data_limit=200 << 20)
+    watched = watch_run(arguments, timeout=50, data_limits={"student": 200 << 20})
     assert watched.code != 0
     assert out_of_memory(run_dir / "logs", watched.output) is not None
 
@@ -155,40 +145,3 @@ def test_a_killed_bench_leaves_no_run_behind(tmp_path):
     while descendants(str(config)) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not descendants(str(config))
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(240)
-def test_the_frontier_has_both_sides_and_the_planner_beside_it(tmp_path):
-    changes = {"student__model": str(TINY_TEACHER), "student__from_teacher": None, "launch__device": "cpu"}
-    path = write_config(tmp_path / "config.yaml", loss__memory_budget="4MiB", **changes)
-    said = []
-    options = FrontierOptions(str(path), cap=64 << 20, vocabularies=(2048, 65536), modes=("disaggregated_fused",))
-    result = bench_frontier(options, said.append)
-    small, large = result["cells"]
-    assert (small["measured"], large["measured"]) == (OK, OUT_OF_MEMORY), said
-    assert (small["predicted"], large["predicted"]) == (OK, OUT_OF_MEMORY)
-    assert "student" in large["reason"] or "teacher" in large["reason"]
-    assert result["agreement"] == {"agree": 2, "cells": 2}
-    assert result["statements"] == ["largest vocabulary that trains: disaggregated_fused 2048"]
-    assert set(result["baseline_bytes"]) == {"student", "teacher"}
-    assert "agree in 2 of 2 cells" in format_frontier_report(result)
-
-
-def cell(mode, value, measured):
-    return Cell(mode, "vocabulary", value, OK, {"any": 1}, measured, {"any": 1})
-
-
-@pytest.mark.parametrize(("together", "verdict"), [(OUT_OF_MEMORY, "holds"), (OK, "does not hold")])
-def test_what_does_not_hold_is_said(together, verdict):
-    cells = [cell("colocated_fused", 8, OK), cell("disaggregated_fused", 8, OK)]
-    cells += [cell("colocated_fused", 16, together), cell("disaggregated_fused", 16, OK)]
-    assert statements(cells)[-1].endswith(verdict)
-
-
-def test_a_frontier_with_nothing_to_grow_or_no_room_is_refused(tmp_path):
-    path = write_config(tmp_path / "config.yaml", launch__device="cpu")
-    with pytest.raises(UserError, match="student.model"):
-        bench_frontier(FrontierOptions(str(path), vocabularies=(4096,)), print)
-    with pytest.raises(UserError, match="--cap 1MiB"):
-        parse_cap("1MiB")

@@ -2,7 +2,8 @@
 
 import torch
 
-from disaggkd_cli.training.process import MemoryRecord, keep_memory_record, read_memory_records
+from disaggkd_cli.training.memory_record import MemoryRecord, read_memory_records
+from disaggkd_cli.training.process import keep_memory_record
 
 
 def test_a_rank_records_what_it_took(tmp_path):
