@@ -43,6 +43,10 @@ class Cuda:
         """Return memory of the device."""
         return torch.zeros(size, dtype=torch.uint8, device=self.device)
 
+    def copy(self, target: Tensor, source: Tensor) -> None:
+        """Enqueue a copy on the current stream; the host side of it is page-locked."""
+        target.copy_(source, non_blocking=True)
+
     def finish(self) -> None:
         """Wait until all that the calling thread has asked of its current stream is done."""
         event = self.event()

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import Any
@@ -104,12 +103,19 @@ class NcclPayloads:
             LinkLost: it was not in time, or the link was closed; the communicator is aborted and the transfer over.
             ChannelWedged: it may not be over.
         """
-        if wait_for_event(event, self._timeout, self._closing.is_set):
+        done = wait_for_event(event, self._timeout, self._closing.is_set)
+        if self._closing.is_set():
+            cause = "the link is closed"
+        elif not done:
+            cause = f"the peer stalled or is gone (timeout {self._timeout:g} s)"
+        elif (error := self._group.get_error().name) != "SUCCESS":
+            cause = f"NCCL reports {error}"
+        else:
             self._settle(over=True)
             return
-        cause = "the link is closed" if self._closing.is_set() else "the peer stalled or is gone"
+        # An event may be done because a failing communicator let its kernels go: nothing it brought is believed.
         self._abort(event, verb)
-        raise LinkLost(f"{self._name}: could not {verb} a payload over NCCL in {self._timeout:g} s, {cause}")
+        raise LinkLost(f"{self._name}: could not {verb} a payload over NCCL: {cause}")
 
     def _settle(self, over: bool = False) -> None:
         """Give a closed channel's communicator up once no transfer is on its way; `over`: the one that was is over."""
@@ -212,7 +218,6 @@ def form_nccl_payloads(
     name: str,
     timeout: float,
     forming_timeout: float = FORMING_SECONDS,
-    make_group: Callable[[dist.Store, int, torch.device], Any] = make_nccl_group,
 ) -> NcclPayloads:
     """Form the channel with the peer, which calls this with the other side, and send a probe through it.
 
@@ -225,7 +230,7 @@ def form_nccl_payloads(
     def form() -> None:
         try:
             with cuda.on(cuda.stream()):
-                channel = NcclPayloads(make_group(store, side, cuda.device), side, cuda, name, forming_timeout)
+                channel = NcclPayloads(make_nccl_group(store, side, cuda.device), side, cuda, name, forming_timeout)
                 _probe(channel, side, cuda)
             channel._timeout, channel._issue = timeout, _issue
             formed.append(channel)

@@ -113,7 +113,7 @@ class StagedPayloads(HostPayloads):
         self._next = (self._next + 1) % STAGING_BUFFERS
         copied = self._cuda.event()
         with self._cuda.on(self._stream):
-            buffer[:size].copy_(payload, non_blocking=True)
+            self._cuda.copy(buffer[:size], payload)
             copied.record(self._stream)
         if not wait_for_event(copied, self._pair.timeout):
             self._pair.close()
@@ -123,5 +123,5 @@ class StagedPayloads(HostPayloads):
     def hand_over(self, slot: Slot, size: int) -> None:
         with self._cuda.on(self._stream):
             self._stream.wait_event(slot.free)
-            slot.buffer[:size].copy_(slot.landing[:size], non_blocking=True)
+            self._cuda.copy(slot.buffer[:size], slot.landing[:size])
             slot.filled.record(self._stream)
