@@ -1,23 +1,41 @@
-"""Print the README's results as a Markdown block, from measurements made by this very command on this machine.
+"""Put measurements made by this very command on this machine into the README's results section.
 
-    python scripts/results_table.py [--config configs/two-cores.yaml] [--rounds 3] [--steps 8] [--cap 268MiB]
-    python scripts/results_table.py --step STEP.json --frontier FRONTIER.json ...
+    python scripts/results_table.py [--rounds 3] [--steps 8] [--write] [--only step|frontier]
+    python scripts/results_table.py --step STEP.json --frontier FRONTIER.json [--frontier ...] [--write]
 
-The first form runs `disaggkd bench step` and `disaggkd bench frontier`; the second takes what they printed with --json
-(--frontier may be given again: cells add up). Claims that do not hold are printed as they are.
+The first form makes the models where they are missing and runs `disaggkd bench step` and `disaggkd bench frontier`
+(twice: a teacher in a few wide layers, and one pair on more and more ranks). What is measured lies in
+runs/results-table, so a call that is cut off goes on when it is made again; one that came to its end measures anew. The
+second takes what the benches printed with --json. The block is printed, and with --write also put between the README's
+two markers. Claims that do not hold are printed as they are.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+from disaggkd_cli.bench.frontier_report import format_agreement
+from disaggkd_cli.bench.step_report import peaks_by_role, reasons
 from disaggkd_cli.units import format_bytes
 
+KEPT = Path("runs/results-table")
+README = Path(__file__).parents[1] / "README.md"
+MARKERS = ("<!-- results: begin (scripts/results_table.py --write) -->", "<!-- results: end -->")
+PAIR, FRONTIER = "configs/two-cores.yaml", "configs/two-cores-frontier.yaml"
+CAP = "340MiB"
+FRONTIERS = (
+    (FRONTIER, "--cap", CAP, "--teacher-widths", "768", "--teacher-widths", "1024", "--teacher-widths", "1280",
+     "--vocabularies", "2048", "--vocabularies", "12288", "--vocabularies", "16384",
+     "--micro-batches", "16", "--micro-batches", "24", "--micro-batches", "48"),
+    (PAIR, "train.micro_batch_sequences=36", "train.accumulation=1", "--cap", CAP,
+     "--ranks", "2", "--ranks", "3", "--ranks", "4"),
+)  # fmt: skip
 TITLES = {
     "colocated_full": "colocated, full logits",
     "colocated_fused": "colocated, fused loss",
@@ -25,21 +43,32 @@ TITLES = {
 }
 AXES = {
     "teacher_layers": "layers of the teacher",
+    "teacher_width": "hidden size of the teacher",
     "micro_batch_sequences": "sequences a micro-batch",
     "vocabulary": "size of the vocabulary",
+    "ranks": "ranks in all, same global batch",
 }
 VERDICTS = {True: "holds", False: "**does not hold**", None: "cannot be told"}
-GROWN = {
-    "--teacher-layers": (4, 8, 16, 24),
-    "--micro-batches": (2, 8, 16, 32),
-    "--vocabularies": (8192, 12288, 16384, 24576),
-}
 
 
-def measured(*arguments: str) -> dict[str, Any]:
-    """Run `disaggkd bench` with `--json` and return what it printed."""
-    command = [sys.executable, "-m", "disaggkd_cli", "bench", *arguments, "--json"]
-    return json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout)
+def measured(name: str, *arguments: str) -> dict[str, Any]:
+    """Run `disaggkd bench` with `--json` and return what it printed, or what a call that was cut off had measured."""
+    path = KEPT / f"{name}.json"
+    if not path.exists():
+        command = [sys.executable, "-m", "disaggkd_cli", "bench", *arguments, "--json"]
+        printed = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout
+        KEPT.mkdir(parents=True, exist_ok=True)
+        aside = path.with_suffix(".writing")
+        aside.write_text(printed, encoding="utf-8")
+        aside.replace(path)
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def put_by() -> None:
+    """Keep a finished call's measurements apart from those of the next."""
+    last = KEPT.with_name(f"{KEPT.name}.last")
+    shutil.rmtree(last, ignore_errors=True)
+    KEPT.rename(last)
 
 
 def step_block(result: dict[str, Any]) -> list[str]:
@@ -49,47 +78,59 @@ def step_block(result: dict[str, Any]) -> list[str]:
         f"{result['ranks']} ranks, {result['global_batch_sequences']} sequences of {result['sequence_length']} tokens "
         "a step, median (lowest to highest) of the rounds.",
         "",
-        "| mode | tokens/s | step | student waits | teacher idle | peak of a rank (whole process) |",
+        "| mode | tokens/s | step | student waits | teacher idle | peak of the fullest rank in training, above what "
+        "Python and its libraries take |",
         "|---|---:|---:|---:|---:|---|",
     ]
     for mode, one in result["modes"].items():
         low, high = one["tokens_per_second_spread"]
         idle = "" if one["idle_share"] is None else f"{one['idle_share']:.0%}"
         waits = f"{one['stall_share']:.0%}" + ("" if one["idle_share"] is not None else " (teacher's forward)")
-        peaks = ", ".join(f"{role} {format_bytes(size)}" for role, size in one["peak_bytes"].items())
         lines.append(
             f"| {TITLES[mode]} | {one['tokens_per_second']:,.0f} ({low:,.0f} to {high:,.0f}) | "
-            f"{one['step_seconds']:.3f} s | {waits} | {idle} | {peaks} |"
+            f"{one['step_seconds']:.3f} s | {waits} | {idle} | {peaks_by_role(one)} |"
         )
+    lines += ["", "Where the time of a step goes:", ""]
+    lines += [f"* {named(text)}" for text in reasons(result["modes"])]
     lines += ["", "| claim, on this machine | | |", "|---|---|---|"]
-    for one in result["claims"]:
-        claim = one["claim"]
-        for mode, title in TITLES.items():
-            claim = claim.replace(mode, title)
-        lines.append(f"| {claim} | {VERDICTS[one['holds']]} | {one['figures']} |")
+    lines += [f"| {named(one['claim'])} | {VERDICTS[one['holds']]} | {one['figures']} |" for one in result["claims"]]
     return lines
+
+
+def named(text: str) -> str:
+    """Return a text with the modes' names as people say them."""
+    for mode, title in TITLES.items():
+        text = text.replace(mode, title)
+    for axis, title in AXES.items():
+        text = text.replace(f"({axis})", f"({title})").replace(f"largest {axis} ", f"largest {title} ")
+    return text.replace("fewest ranks that trains", "fewest ranks that train the same global batch")
 
 
 def frontier_block(results: list[dict[str, Any]]) -> list[str]:
     """Return a line a grown value, with measured and predicted for each mode, and what follows from them."""
     first = results[0]
-    cells = [cell for result in results for cell in result["cells"]]
     baseline = ", ".join(f"{role} {format_bytes(size)}" for role, size in first["baseline_bytes"].items())
     lines = [
-        f"`disaggkd bench frontier {first['config']} --cap {format_bytes(first['cap_bytes']).replace(' ', '')} ...`: "
-        f"real runs in which the kernel refuses a rank more memory (RLIMIT_DATA; baseline of a rank without a model: "
-        f"{baseline}). Measured, and in brackets what the planner predicted for the fullest rank.",
+        f"`disaggkd bench frontier --cap {format_bytes(first['cap_bytes']).replace(' ', '')}`: real runs in which the "
+        f"kernel refuses a rank more memory from its first step on (RLIMIT_DATA, above what a rank takes without a "
+        f"model to speak of: {baseline}). Measured, and in brackets what the planner predicted for the fullest rank.",
         "",
         "| grown | " + " | ".join(TITLES.values()) + " |",
         "|---|" + "---|" * len(TITLES),
     ]
-    for axis, value in dict.fromkeys((cell["axis"], cell["value"]) for cell in cells):
-        row = {cell["mode"]: cell for cell in cells if (cell["axis"], cell["value"]) == (axis, value)}
-        lines.append(f"| {AXES[axis]}: {value:,} | " + " | ".join(_cell(row.get(mode)) for mode in TITLES) + " |")
-    agree = sum(result["agreement"]["agree"] for result in results)
-    judged = sum(result["agreement"]["cells"] for result in results)
-    lines += ["", f"Prediction and measurement agree in {agree} of {judged} cells."]
-    lines += [f"* {text}" for result in results for text in result["statements"]]
+    for result in results:
+        cells = result["cells"]
+        name = Path(result["config"]).stem
+        for axis, value in dict.fromkeys((cell["axis"], cell["value"]) for cell in cells):
+            row = {cell["mode"]: cell for cell in cells if (cell["axis"], cell["value"]) == (axis, value)}
+            told = " | ".join(_cell(row.get(mode)) for mode in TITLES)
+            lines.append(f"| {name}, {AXES[axis]}: {value:,} | {told} |")
+    lines.append("")
+    for result in results:
+        changed = f" ({' '.join(result['overrides'])})" if result.get("overrides") else ""
+        found = format_agreement(result["agreement"])
+        lines.append(f"* `{result['config']}`{changed}: {found}.")
+        lines += [f"* {named(text)}" for text in result["statements"]]
     return lines
 
 
@@ -100,36 +141,55 @@ def _cell(cell: dict[str, Any] | None) -> str:
     return f"{cell['measured']} ({cell['predicted']}, {format_bytes(max(cell['predicted_bytes'].values()))}{differs})"
 
 
+def put_into(readme: str, block: str) -> str:
+    """Return the README's text with the block between its markers.
+
+    Raises:
+        ValueError: it lacks a marker.
+    """
+    begin, end = (readme.index(marker) for marker in MARKERS)
+    return f"{readme[: begin + len(MARKERS[0])]}\n\n{block}\n\n{readme[end:]}"
+
+
+def block_of(step: dict[str, Any] | None, frontiers: list[dict[str, Any]]) -> str:
+    """Return the whole block: the machine, then what was measured."""
+    host = (step or frontiers[0])["machine"]
+    where = f"Measured on {host['processor']}, {host['cores']} cores, {format_bytes(host['memory_bytes'])}, "
+    where += f"{', '.join(host['gpus']) or 'no GPU'}; torch {host['torch']}, Python {host['python']}."
+    parts = [where if host["gpus"] else f"{where} Not run on a GPU."]
+    parts += ["\n".join(step_block(step))] if step else []
+    parts += ["\n".join(frontier_block(frontiers))] if frontiers else []
+    return "\n\n".join(parts)
+
+
 def main() -> int:
-    """Measure where nothing measured is given, and print the block."""
+    """Measure where nothing measured is given, print the block, and write it where that is asked for."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--config", default="configs/two-cores.yaml")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=8)
-    parser.add_argument("--cap", default="268MiB")
+    parser.add_argument("--only", choices=("step", "frontier"), help="measure this alone")
     parser.add_argument("--step", type=Path)
     parser.add_argument("--frontier", type=Path, action="append")
+    parser.add_argument("--write", action="store_true", help="put the block into README.md")
     options = parser.parse_args()
-    if options.step:
-        step = json.loads(options.step.read_text())
-    else:
-        step = measured("step", options.config, "--steps", str(options.steps), "--repeats", str(options.rounds))
-    if options.frontier:
-        frontiers = [json.loads(path.read_text()) for path in options.frontier]
-    else:
-        grown = [text for option, values in GROWN.items() for value in values for text in (option, str(value))]
-        frontiers = [measured("frontier", options.config, "--cap", options.cap, *grown)]
-    host = step["machine"]
-    gpus = ", ".join(host["gpus"]) or "no GPU"
-    print(
-        f"Measured on {host['processor']}, {host['cores']} cores, {format_bytes(host['memory_bytes'])}, {gpus}; "
-        f"torch {host['torch']}, Python {host['python']}. Not run on a GPU.\n"
-        if not host["gpus"]
-        else f"Measured on {host['cores']} cores and {gpus}; torch {host['torch']}, Python {host['python']}.\n"
-    )
-    print("\n".join(step_block(step)))
-    print()
-    print("\n".join(frontier_block(frontiers)))
+    given = options.step or options.frontier
+    if not given:
+        subprocess.run([sys.executable, str(Path(__file__).with_name("make_two_core_pair.py"))], check=True,
+                       stdout=sys.stderr)  # fmt: skip
+    step = json.loads(options.step.read_text()) if options.step else None
+    frontiers = [json.loads(path.read_text()) for path in options.frontier or ()]
+    if not given and options.only != "frontier":
+        step = measured("step", "step", PAIR, "--steps", str(options.steps), "--repeats", str(options.rounds))
+    if not given and options.only != "step":
+        frontiers = [
+            measured(f"frontier{number}", "frontier", *arguments) for number, arguments in enumerate(FRONTIERS, 1)
+        ]
+    block = block_of(step, frontiers)
+    print(block)
+    if options.write:
+        README.write_text(put_into(README.read_text(encoding="utf-8"), block), encoding="utf-8")
+    if not given:
+        put_by()
     return 0
 
 
