@@ -15,6 +15,7 @@ from disaggkd_cli.errors import RunError, SavedAndResumable
 from disaggkd_cli.faults import fault_point
 from disaggkd_cli.training.checkpoint import Checkpointer
 from disaggkd_cli.training.evaluation import evaluate
+from disaggkd_cli.training.layout import waiting_for
 from disaggkd_cli.training.metrics import MetricsLog
 from disaggkd_cli.training.optimizer import clip_gradients, set_learning_rate
 from disaggkd_cli.training.process import StopSignals, peak_memory_bytes
@@ -67,14 +68,16 @@ def train(run: Training) -> None:
 
     Raises:
         SavedAndResumable: stopped early by a signal, by `train.stop_at`, or for want of teachers; the state is saved.
-        RunError: a checkpoint could not be written (`train.on_save_error=stop`), or the loss is not finite.
+        RunError: a checkpoint could not be written (`train.on_save_error=stop`), the loss is not finite, or another
+            student rank is gone or stuck.
     """
     train_config = run.config.train
     try:
         if run.done == 0:
             _evaluate(run)
         while run.done < train_config.steps:
-            stop = _step(run)
+            with waiting_for(f"step {run.done + 1} of the others"):
+                stop = _step(run)
             if run.plan.evaluates_after(run.done):
                 _evaluate(run)
             finished = run.done == train_config.steps
@@ -206,7 +209,8 @@ def _take_together(run: Training) -> TeacherRows:
 
 
 def _evaluate(run: Training) -> None:
-    figures = evaluate(run.module, lambda: _take_together(run), run.plan, run.done, run.device)
+    with waiting_for(f"the others' evaluation after step {run.done}"):
+        figures = evaluate(run.module, lambda: _take_together(run), run.plan, run.done, run.device)
     if run.metrics is not None:
         run.metrics.write(run.done, figures)
     run.progress.say(

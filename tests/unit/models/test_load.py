@@ -15,6 +15,7 @@ from disaggkd_cli.models import (
     load_causal_lm,
     load_config,
     load_head,
+    load_head_shard,
     model_fingerprint,
     resolve_source,
 )
@@ -39,6 +40,28 @@ def test_the_head_alone_is_the_models_head(saved, family):
     assert torch.equal(alone.weight, whole.weight)
     assert (alone.bias is None) == (whole.bias is None)
     assert (alone.scale, alone.softcap) == (whole.scale, whole.softcap)
+
+
+@pytest.mark.parametrize("cut", [(0, 48), (48, 97), (97, 97)])
+@pytest.mark.parametrize("family", ["phi", "gemma2", "gpt2"])
+def test_some_rows_of_the_head_alone(saved, family, cut):
+    model, path = saved(family)
+    part, vocabulary = load_head_shard(resolve_source(str(path)), torch.float32, "teacher.model", lambda size: cut)
+    whole = head_of(model).rows(*cut)
+    assert vocabulary == 97
+    assert torch.equal(part.weight, whole.weight)
+    assert part.weight.untyped_storage().nbytes() == 4 * whole.weight.numel()
+    assert (part.bias is None) if whole.bias is None else torch.equal(part.bias, whole.bias)
+    assert (part.scale, part.softcap) == (whole.scale, whole.softcap)
+
+
+def test_some_rows_from_files_that_must_be_loaded_whole(saved):
+    model, path = saved()
+    (path / "model.safetensors").unlink()
+    torch.save(model.state_dict(), path / "pytorch_model.bin")
+    part, _ = load_head_shard(resolve_source(str(path)), torch.float32, "teacher.model", lambda size: (5, 9))
+    assert torch.equal(part.weight, model.lm_head.weight[5:9])
+    assert part.weight.untyped_storage().nbytes() == 4 * part.weight.numel()
 
 
 def test_the_head_of_a_sharded_checkpoint(saved, tmp_path):

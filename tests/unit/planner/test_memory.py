@@ -162,6 +162,48 @@ def test_colocated_rank_holds_both():
     assert loss["teacher hidden states"] == 64 * 16 * 2
 
 
+def test_shared_heads_by_hand():
+    """Four ranks keep 8 of 32 ids each and see the rows of all; the root unit keeps embedding and norm."""
+    cut = toy_work(vocabulary_parallel=True)
+    found = terms_of(memory.student_rank(cut), "loss")
+    assert found["teacher head"] == 2 * 8 * 16
+    assert found["dW of the head"] == 4 * 8 * 8
+    assert found["head shard, in 16 bits"] == 2 * 8 * 8
+    assert found["rows of all ranks"] == 4 * 64 * (8 * 2 + 16 * 2)
+    assert found["dH"] == 4 * 64 * 8 * 2
+    assert found["root unit, whole"] == 2 * (256 + 8)
+    middle = terms_of(memory.student_rank(cut), "layer backward")
+    assert middle["head gradient, this rank's shard"] == 4 * 8 * 8
+    assert "head gradient, this rank's shard" not in terms_of(memory.student_rank(cut), "first layer backward")
+    assert terms_of(memory.student_rank(cut), "root reduce")["root reduction"] == 6 * (256 + 8)
+    assert "head shard, in 16 bits" not in terms_of(memory.student_rank(cut.with_(student_bytes=4)), "loss")
+
+
+def test_shared_heads_of_different_sizes_and_a_tied_weight():
+    surplus = toy_work(vocabulary_parallel=True, teacher=toy_model(3, hidden=16, vocabulary=37, name="teacher"))
+    assert terms_of(memory.student_rank(surplus), "loss")["teacher head"] == 2 * (37 - 3 * 8) * 16
+    tied = toy_work(vocabulary_parallel=True, student=toy_model(2, tied=True))
+    assert terms_of(memory.student_rank(tied), "loss")["root unit, whole"] == 2 * 8
+    found = terms_of(memory.student_rank(tied), "embedding backward")
+    assert found["embedding and head gradients"] == 8 * 8 * 8 + 4 * 64 * 8 * (2 + 4)
+
+
+def test_copies_share_heads_and_teacher_within_a_copy():
+    work = toy_work(replicate=2, vocabulary_parallel=True)
+    assert terms_of(memory.student_rank(work), "loss")["teacher head"] == 2 * 16 * 16
+    colocated = terms_of(memory.colocated_rank(work, fused=True), "loss")
+    assert colocated["teacher weights"] == pytest.approx(2 * work.teacher_parameters.backbone / 2)
+    assert terms_of(memory.colocated_rank(work, fused=False), "loss")["teacher head"] == 2 * 32 * 16
+    alone = toy_work(replicate=4, vocabulary_parallel=True)
+    assert terms_of(memory.student_rank(alone), "loss")["teacher head"] == 2 * 32 * 16
+
+
+def test_auto_shares_heads_where_rows_are_few():
+    few = toy_work(vocabulary_parallel="auto", micro_batch_tokens=8, student=toy_model(2, vocabulary=3200))
+    assert few.vocabulary_shards == 4
+    assert few.with_(micro_batch_tokens=8000).vocabulary_shards == 1
+
+
 def test_freezing_all_leaves_one_phase():
     rank = memory.student_rank(toy_work(trained=0.0, head_trained=False))
     assert [phase.name for phase in rank.phases] == ["loss"]
