@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Sequence
 from html import escape
@@ -13,6 +14,7 @@ from disaggkd_cli.report.read import Run
 from disaggkd_cli.report.summary import cards, compared
 from disaggkd_cli.report.timeline import timelines
 
+_SOURCE_POSITION = re.compile(r"\[/\S+:\d+\]\s*")
 _MOST_EVENTS = 60
 
 
@@ -80,5 +82,5 @@ def _kind(kind: str) -> str:
 
 def _short(text: str, most: int = 220) -> str:
     """Return a line without gloo's own source positions, cut where it is very long."""
-    text = " ".join(text.split())
+    text = " ".join(_SOURCE_POSITION.sub("", text).split())
     return text if len(text) <= most else f"{text[:most].rstrip()} …"

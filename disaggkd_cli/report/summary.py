@@ -77,16 +77,17 @@ def _figures(run: Run) -> list[tuple[str, str | None]]:
         ("teacher's forward" if run.colocated else "stall", _form(run.share("stall_seconds"), "{:.1%}")),
         ("teachers idle", _mean_idle(run)),
         ("received a step", _bytes(run.median("received_bytes")) if not run.colocated else None),
-        ("peak memory of a rank", _peak(run)),
+        *_peaks(run),
         ("training so far", format_seconds(run.elapsed()[-1][0]) if run.steps else None),
     ]
 
 
-def _peak(run: Run) -> str | None:
-    if run.memory:
-        return ", ".join(f"{role} {format_bytes(record.peak_bytes)}" for role, record in peaks_by_role(run).items())
+def _peaks(run: Run) -> list[tuple[str, str | None]]:
+    recorded = peaks_by_role(run).items()
+    if recorded:
+        return [(f"peak of a {role} rank", format_bytes(record.peak_bytes)) for role, record in recorded]
     peaks = [y for _, y in run.series("peak_memory_bytes")]
-    return format_bytes(max(peaks)) if peaks else None
+    return [("peak of a student rank", format_bytes(max(peaks)) if peaks else None)]
 
 
 def _mean_idle(run: Run) -> str | None:
