@@ -42,8 +42,7 @@ def run_teacher(config: Config, place: Place, directory: RunDirectory | None) ->
     if place.size > 1:
         from disaggkd_cli.replica.run import run_replica
 
-        _stop_at_signals(stop)
-        served = run_replica(config, place, device, stop, teach)
+        served = run_replica(config, place, device, stop, lambda: _stop_at_signals(stop), teach)
     else:
         teacher = load_proven_teacher(config, device)
         _stop_at_signals(stop)

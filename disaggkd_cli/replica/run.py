@@ -37,6 +37,7 @@ def run_replica(
     place: Place,
     device: torch.device,
     stop: threading.Event,
+    loaded: Callable[[], None],
     teach: Callable[[ProvenTeacher, Forward], Outcome],
 ) -> Outcome | None:
     """Run this rank of a replica to its end and return what `teach` returned (None where this rank serves nobody).
@@ -45,6 +46,7 @@ def run_replica(
 
     Args:
         stop: ends serving when set; it is set here when another rank of the replica stops.
+        loaded: called once the teacher is there, in this thread.
         teach: serves with a forward, in a thread of its own, until it is done.
 
     Raises:
@@ -56,18 +58,26 @@ def run_replica(
     logger.info("replica %d: %d ranks have met, loading (%s)", place.replica, place.size, config.teacher.parallelism)
     load = load_tensor_parallel_teacher if shared else load_sharded_teacher
     teacher = load(config, device, world.group)
+    loaded()
     world.shorten_timeouts()
     rounds, conversations = _open_rounds(config, world, stop, shared)
 
     def forward(request: Request) -> Tensor:
-        return requested_states(teacher.backbone, request.input_ids, request.document_lengths, request.rows, device)
+        states = requested_states(teacher.backbone, request.input_ids, request.document_lengths, request.rows, device)
+        if device.type == "cuda":
+            torch.cuda.current_stream(device).synchronize()  # whoever sends it then need not queue behind a next round
+        return states
 
     def serve_alone(computed: Forward) -> Outcome | None:
         if shared and place.rank != LEADER:
             while not stop.wait(3600):
                 pass
             return None
-        return teach(teacher, computed)
+        if device.type != "cuda":
+            return teach(teacher, computed)
+        torch.cuda.set_device(device)
+        with torch.cuda.stream(torch.cuda.Stream(device)):
+            return teach(teacher, computed)
 
     forward(IDLE)  # what is slow the first time is slow for all ranks at once, before anybody is served
     try:

@@ -119,6 +119,8 @@ def _scatter(
         else:
             dist.broadcast(full, LEADER, group=group)
             mine.copy_(full)
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # gives back the room that whole parameters took
     return backbone
 
 
