@@ -138,6 +138,32 @@ def test_a_run_that_went_silent_is_not_called_running(tmp_path):
     assert state_of(read_runs([str(root)])[0])[0] == "running?"
 
 
+def test_each_roles_fullest_rank_is_set_beside_its_plan(tmp_path):
+    root = written_run(tmp_path / "run", 5)
+    for rank, start, peak in (("student 0", 300, 420), ("teacher 0", 250, 300), ("teacher 1", 250, 310)):
+        record = {"rank": rank, "device": "cpu", "start_bytes": start << 20, "peak_bytes": peak << 20}
+        (root / "logs" / f"{rank.replace(' ', '_')}.memory.json").write_text(json.dumps(record))
+    text = page(root)
+    assert "<dt>peak of a student rank</dt><dd>420.00 MiB</dd>" in text
+    assert "<dt>peak of a teacher rank</dt><dd>310.00 MiB</dd>" in text
+    assert "fullest teacher rank: 60.00 MiB (310.00 MiB with 250.00 MiB at its start)" in text
+    assert "less what it took when its libraries were imported" in text
+
+
+def test_a_colocated_ranks_record_is_called_by_its_role(tmp_path):
+    root = written_run(tmp_path / "run", 5, mode="colocated")
+    record = {"rank": "student 0", "device": "cuda:0", "start_bytes": 300 << 20, "peak_bytes": 420 << 20}
+    (root / "logs" / "student_0.memory.json").write_text(json.dumps(record))
+    assert "fullest colocated rank: 420.00 MiB (allocated on the GPU)" in page(root)
+
+
+def test_source_positions_of_libraries_are_left_out(tmp_path):
+    root = written_run(tmp_path / "run", 5)
+    line = "2026-01-02 03:04:05,006 [student 0] lost teacher 0: gone: [/__w/gloo/pair.cc:553] Connection closed\n"
+    (root / "logs" / "student_0.log").write_text(line)
+    assert "lost teacher 0: gone: Connection closed" in page(root)
+
+
 def test_names_and_logs_are_shown_as_text(tmp_path):
     root = written_run(tmp_path / "<b>run", 5)
     line = "2026-01-02 03:04:05,006 [student 0] lost teacher 0: <script>alert(1)</script>; 0 linked\n"
