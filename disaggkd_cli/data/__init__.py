@@ -17,6 +17,7 @@ from disaggkd_cli.data.load import Splits, load_splits
 from disaggkd_cli.data.order import sequence_indices
 from disaggkd_cli.data.progress import TextsProgress
 from disaggkd_cli.data.stream_order import StreamOrder
+from disaggkd_cli.data.streaming import StreamedDataset
 from disaggkd_cli.data.tokenizer import compare_vocabularies, load_tokenizer, tokenizer_fingerprint
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "Sequence",
     "Splits",
     "StreamOrder",
+    "StreamedDataset",
     "TextsProgress",
     "TokenizedDataset",
     "collate",

@@ -58,6 +58,12 @@ class Assembly:
             held, "data.eval", self.settings, evaluation_notes, shuffle_seed=self.seed, allocate=allocate_evaluation
         )
 
+    def held_out(self, tokens_of: TokensOf) -> TokenizedDataset:
+        """The held-out sequences alone, where they have sources of their own."""
+        notes = Notes()
+        held = [self._fitting(source, tokens_of, notes) for source in self.evaluation]
+        return lay_out(held, "data.eval", self.settings, notes, shuffle_seed=self.seed)
+
     def _fitting(self, source: SourceFiles, tokens_of: TokensOf, notes: Notes) -> TokenizedDocuments:
         documents = tokens_of(source, notes)
         if not len(documents):

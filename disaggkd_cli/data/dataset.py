@@ -16,6 +16,8 @@ from disaggkd_cli.data.order import permutation
 from disaggkd_cli.data.packing import Rows, one_per_row, pack
 from disaggkd_cli.data.tokenized import TokenizedDocuments
 
+ARRAYS = ("input_ids", "labels", "sequence_ends", "document_lengths", "documents_before", "supervised_counts")
+"""The arrays of a TokenizedDataset."""
 _FINGERPRINT_VERSION = 1
 
 Allocate = Callable[[str, int, Any], np.ndarray]

@@ -14,10 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from disaggkd_cli.data.dataset import TokenizedDataset
+from disaggkd_cli.data.dataset import ARRAYS, TokenizedDataset
 from disaggkd_cli.data.token_files import crc_of_range, write_whole
 
-ARRAYS = ("input_ids", "labels", "sequence_ends", "document_lengths", "documents_before", "supervised_counts")
 _DTYPES = {"int32": "<i4", "int64": "<i8"}
 
 

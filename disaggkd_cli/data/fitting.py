@@ -13,11 +13,14 @@ from disaggkd_cli.errors import UserError
 _DROPPED_UNASKED = 0.05
 
 
-def drop_long(documents: TokenizedDocuments, key: str, settings: dict[str, Any], notes: Notes) -> TokenizedDocuments:
+def drop_long(
+    documents: TokenizedDocuments, key: str, settings: dict[str, Any], notes: Notes, *, under_way: bool = False
+) -> TokenizedDocuments:
     """Apply `data.long_documents` to what is longer than a sequence. What is kept of it is cut when it is laid out.
 
     "auto" keeps running text, which can be cut without loss, and drops prompts with answers, whose later parts would
-    lack their prompts, as long as they are few.
+    lack their prompts, as long as they are few. `under_way`: training has begun, so however many are dropped, it is
+    said and no longer refused.
     """
     length, policy = settings["sequence_length"], settings["long_documents"]
     long = documents.lengths > length
@@ -31,12 +34,12 @@ def drop_long(documents: TokenizedDocuments, key: str, settings: dict[str, Any],
         raise UserError(f"{what}; raise data.sequence_length, or set data.long_documents to split or drop")
     dropped = {"drop": long, "auto": long & ~documents.is_text, "split": np.zeros_like(long)}[policy]
     share = dropped.sum() / len(documents)
-    if policy == "auto" and share > _DROPPED_UNASKED:
+    if policy == "auto" and not under_way and share > _DROPPED_UNASKED:
         raise UserError(
             f"{what}, and {dropped.sum()} of them are prompts with answers, which can't be cut without parting the "
             "answer from its prompt. Raise data.sequence_length, or set data.long_documents to drop or split"
         )
-    if dropped.all():
+    if dropped.all() and not under_way:
         raise UserError(f"{what}: none is left (data.long_documents={policy}); raise data.sequence_length")
     cut = long & ~dropped
     if cut.any():

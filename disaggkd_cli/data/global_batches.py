@@ -10,6 +10,7 @@ import numpy as np
 from disaggkd_cli.data.batch import Sequence
 from disaggkd_cli.data.dataset import TokenizedDataset
 from disaggkd_cli.data.stream_order import StreamOrder
+from disaggkd_cli.data.streaming import StreamedBatch, StreamedDataset
 
 
 @dataclass(frozen=True)
@@ -30,8 +31,12 @@ class GlobalBatch:
         return [self.dataset.sequence(int(index)) for index in self.indices[start:stop]]
 
 
-def global_batches(dataset: TokenizedDataset, seed: int, size: int, first_step: int) -> Iterator[GlobalBatch]:
+def global_batches(
+    dataset: TokenizedDataset, seed: int, size: int, first_step: int
+) -> Iterator[GlobalBatch | StreamedBatch]:
     """Yield the batches of `size` sequences of steps first_step, first_step + 1, …, without end."""
+    if isinstance(dataset, StreamedDataset):
+        yield from dataset.batches(size, first_step)
     order = StreamOrder(dataset, seed, size)
     step = first_step
     while True:

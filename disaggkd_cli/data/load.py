@@ -19,6 +19,7 @@ from disaggkd_cli.data.notes import Notes
 from disaggkd_cli.data.packing import LONG_DOCUMENTS
 from disaggkd_cli.data.readers import TEXT_DOCUMENTS
 from disaggkd_cli.data.sources import SourceFiles, list_sources
+from disaggkd_cli.data.streaming import StreamedSource, stream
 from disaggkd_cli.data.tokenising import Progress, tokenise, workers_of
 from disaggkd_cli.data.tokenized import TokenizedDocuments, join
 from disaggkd_cli.data.tokenizer import tokenizer_fingerprint
@@ -75,14 +76,33 @@ def load_splits(
         settings["length_bucketing"] = True
     sources = [*train, *(evaluation if isinstance(evaluation, list) else [])]
     size = sum(sum(source.sizes) for source in sources)
-    cache = _cache(getattr(data_config, "cache", None), size, progress, found)
+    streaming = getattr(data_config, "streaming", False)
+    cache = None if streaming else _cache(getattr(data_config, "cache", None), size, progress, found)
     workers = workers_of(getattr(data_config, "workers", 1), size)
     assembly = Assembly(train, weights, evaluation, settings, seed)
-    if cache is not None:
+    if streaming:
+        splits = _stream(assembly, encoder, int(data_config.shuffle_tokens), progress)
+    elif cache is not None:
         splits = CachedBuild(cache, encoder, settings["tokenizer"], workers).splits(assembly, found)
     else:
         splits = assembly.splits(lambda source, notes: _tokens_in_memory(source, encoder, workers, notes, progress))
     return Splits(with_notes(splits[0], found.lines()), splits[1])
+
+
+def _stream(
+    assembly: Assembly, encoder: DocumentEncoder, shuffle_tokens: int, progress: Progress | None
+) -> tuple[TokenizedDataset, TokenizedDataset]:
+    if not isinstance(assembly.evaluation, list):
+        raise UserError(
+            "data.eval: a stream is not read to its end before training, so no fraction of it can be held out; name a "
+            "file of its own, or set data.streaming=false"
+        )
+    sources = [
+        StreamedSource(source, encoder, assembly.settings, assembly.seed, number, shuffle_tokens)
+        for number, source in enumerate(assembly.train)
+    ]
+    train = stream(sources, assembly.weights, assembly.settings.get("length_bucketing", False))
+    return train, assembly.held_out(lambda source, notes: _tokens_in_memory(source, encoder, 1, notes, progress))
 
 
 def _settings(data_config: Any) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from disaggkd_cli.config import Config
 from disaggkd_cli.data import (
     PAD_MULTIPLE,
     Splits,
+    StreamedDataset,
     StreamOrder,
     TextsProgress,
     TokenizedDataset,
@@ -32,6 +34,8 @@ def read_texts(config: Config, tokenizer: Any, pack: bool, say: Callable[[str], 
     leader = not dist.is_initialized() or dist.get_rank() == 0
     with TextsProgress(say, bar=leader) as progress:
         splits = load_splits(config.data, tokenizer, pack=pack, seed=config.seed, progress=progress)
+    if isinstance(splits.train, StreamedDataset):
+        splits.train.remember_in(Path(config.run_dir), write=leader)
     for dataset in (splits.train, splits.evaluation):
         for note in dataset.notes:
             say(note)
@@ -59,7 +63,7 @@ def shares(config: Config, train: TokenizedDataset) -> Iterator[str]:
 
 def padding(config: Config, train: TokenizedDataset) -> Iterator[str]:
     """Yield what batches by length save."""
-    if not train.length_bucketing:
+    if not train.length_bucketing or isinstance(train, StreamedDataset):
         return
     rows, limit = config.train.micro_batch_sequences, config.data.sequence_length
     lengths = train.lengths
