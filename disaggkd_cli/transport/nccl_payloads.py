@@ -156,6 +156,8 @@ class NcclPayloads:
         """
         self._closing.set()
         group = self._group
+        if group is None:
+            return
         returned, let_go = threading.Event(), threading.Event()
 
         def abort() -> None:

@@ -200,10 +200,10 @@ class TeacherLink:
 
     def _await_arrival(self) -> None:
         """Wait for the payload on its way, if there is one, and give its buffer back."""
-        if self._travelling is not None:
-            self._travelling.transfer.wait()
-            self.server.buffer_free(self, self._travelling.reply.buffer)
-            self._travelling = None
+        travelling, self._travelling = self._travelling, None
+        if travelling is not None:
+            travelling.transfer.wait()
+            self.server.buffer_free(self, travelling.reply.buffer)
 
     def _abandon(self, link: Link) -> None:
         """See to it that nothing of a lost link is read any more before its memory may be used again."""

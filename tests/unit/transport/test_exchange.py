@@ -6,7 +6,7 @@ import time
 import pytest
 import torch
 
-from disaggkd_cli.errors import RunError
+from disaggkd_cli.errors import DisaggkdError, RunError
 from disaggkd_cli.transport import (
     HiddenStateRing,
     Identity,
@@ -52,7 +52,7 @@ class Exchange:
                 self.served[role] = serve(
                     lambda: open_store(self.endpoint, host_it=False, timeout=5), identity, forward, **settings
                 )
-            except RunError as error:
+            except DisaggkdError as error:
                 self.served[role] = error
 
         thread = threading.Thread(target=run, daemon=True)

@@ -1,0 +1,146 @@
+"""A CUDA device made of threads, and NCCL over gloo: kernels run late and in stream order, the host never waits.
+
+A stream is the list of kernels that the next one of it waits for. An event is done when the kernels recorded in it are.
+"""
+
+import contextlib
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import timedelta
+from types import SimpleNamespace
+
+import torch
+import torch.distributed as dist
+
+_threads = threading.local()
+
+
+class FakeStream:
+    """`in_step`: the host runs no further than the stream, for test code that computes without kernels."""
+
+    def __init__(self, in_step=False):
+        self.tail = []
+        self.in_step = in_step
+
+    def wait_event(self, event):
+        self.tail = self.tail + event.kernels
+        if self.in_step:
+            event.synchronize()
+
+    def launch(self, kernel):
+        """Run `kernel` in a thread once everything before it on this stream is done."""
+        before, done = list(self.tail), Future()
+
+        def run():
+            try:
+                for earlier in before:
+                    earlier.result()
+                done.set_result(kernel())
+            except Exception as error:
+                done.set_exception(error)
+
+        self.tail = [done]
+        threading.Thread(target=run, daemon=True).start()
+        return done
+
+
+class FakeEvent:
+    def __init__(self):
+        self.kernels = []
+
+    def record(self, stream):
+        self.kernels = list(stream.tail)
+
+    def query(self):
+        return all(kernel.done() for kernel in self.kernels)
+
+    def synchronize(self):
+        for kernel in self.kernels:
+            kernel.exception()
+
+
+class FakeCuda:
+    """Stands in for `disaggkd_cli.transport.cuda.Cuda`, with its memory on the CPU."""
+
+    def __init__(self, device=None):
+        self.device = torch.device("cpu")
+        self.default = FakeStream(in_step=True)
+
+    def stream(self):
+        return FakeStream()
+
+    def event(self):
+        return FakeEvent()
+
+    def current_stream(self):
+        return getattr(_threads, "stream", None) or self.default
+
+    @contextlib.contextmanager
+    def on(self, stream):
+        before = getattr(_threads, "stream", None)
+        _threads.stream = stream
+        try:
+            yield
+        finally:
+            _threads.stream = before
+
+    def host_buffer(self, size):
+        return torch.full((size,), 77, dtype=torch.uint8)
+
+    def device_buffer(self, size):
+        return torch.full((size,), 99, dtype=torch.uint8)
+
+    def copy(self, target, source):
+        self.current_stream().launch(lambda: target.copy_(source))
+
+    def finish(self):
+        event = self.event()
+        event.record(self.current_stream())
+        event.synchronize()
+
+
+class FakeNccl:
+    """A group of two whose transfers are kernels of the current stream, as NCCL's are."""
+
+    def __init__(self, store, side, device):
+        options = dist.ProcessGroupGloo._Options()
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+        options._timeout = timedelta(seconds=60)
+        self.gloo = dist.ProcessGroupGloo(store, side, 2, options)
+        self.aborted = threading.Event()
+        self.posted = []
+        self.error = "SUCCESS"
+
+    def get_error(self):
+        return SimpleNamespace(name=self.error)
+
+    def send(self, tensors, peer, tag):
+        return self._start("send", tensors, peer, tag)
+
+    def recv(self, tensors, peer, tag):
+        return self._start("recv", tensors, peer, tag)
+
+    def abort(self):
+        self.aborted.set()
+        self.gloo = None
+
+    def _start(self, call, tensors, peer, tag):
+        self.posted.append(call)
+        pool, group = ThreadPoolExecutor(1), self.gloo
+
+        def kernel():
+            transfer = pool.submit(lambda: getattr(group, call)(tensors, peer, tag).wait())
+            while not (transfer.done() or self.aborted.wait(0.001)):
+                pass
+            if transfer.done() and transfer.exception():
+                self.error = "REMOTE_ERROR"  # and the kernel ends as if nothing were wrong
+
+        return FakeWork(_threads.stream, kernel)
+
+
+class FakeWork:
+    def __init__(self, stream, kernel):
+        self._stream, self._done = stream, stream.launch(kernel)
+
+    def wait(self):
+        assert self._done in self._stream.tail
