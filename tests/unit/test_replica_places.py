@@ -1,0 +1,57 @@
+"""Where the ranks of teacher replicas stand, whoever starts them."""
+
+import pytest
+
+from disaggkd_cli.config import Config, check
+from disaggkd_cli.errors import UserError
+from disaggkd_cli.launch import child_environment, find_place
+from disaggkd_cli.supervise import places
+
+
+@pytest.fixture
+def config():
+    made = Config()
+    made.teacher.replicas, made.teacher.ranks_per_replica = 2, 2
+    made.launch.rendezvous = "127.0.0.1:29400"
+    return made
+
+
+def torchrun(rank, size, **more):
+    base = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1"}
+    return {name: str(value) for name, value in {**base, "MASTER_PORT": 29500, **more}.items()}
+
+
+def test_a_bare_run_numbers_ranks_by_replica(config):
+    found = places(config, ("student", "teacher"), "127.0.0.1:1", 7)
+    assert [place.name for place in found] == ["student 0", "teacher 0.0", "teacher 0.1", "teacher 1.0", "teacher 1.1"]
+    assert [place.local_rank for place in found] == [0, 1, 2, 3, 4]
+    assert {place.world_endpoint for place in found} == {None}
+
+
+def test_a_bare_teacher_is_one_replica_with_a_meeting_place_of_its_own(config):
+    found = places(config, ("teacher",), "127.0.0.1:1", 7)
+    assert [place.name for place in found] == ["teacher 0.0", "teacher 0.1"]
+    assert [(place.hosts_world, place.listen_fd) for place in found] == [(True, 7), (False, None)]
+    assert {(place.endpoint, place.world_endpoint) for place in found} == {("127.0.0.1:29400", "127.0.0.1:1")}
+    for place in found:
+        assert find_place(config, "teacher", child_environment(place, {})) == place
+
+
+def test_torchrun_starts_as_many_replicas_as_its_ranks_make(config):
+    found = [find_place(config, "teacher", torchrun(rank, 4)) for rank in range(4)]
+    assert [place.name for place in found] == ["teacher 0.0", "teacher 0.1", "teacher 1.0", "teacher 1.1"]
+    assert {(place.endpoint, place.world_endpoint) for place in found} == {("127.0.0.1:29400", "127.0.0.1:29500")}
+    assert [place.hosts_world for place in found] == [True, False, False, False]
+    with_agent = find_place(config, "teacher", torchrun(0, 4, TORCHELASTIC_USE_AGENT_STORE="True"))
+    assert not with_agent.hosts_world
+    with pytest.raises(UserError, match="torchrun started 3 ranks of the teacher"):
+        find_place(config, "teacher", torchrun(0, 3))
+
+
+def test_slices_of_a_gguf_file_are_refused_before_anything_starts(config):
+    config.teacher.model, config.teacher.parallelism = "model.gguf", "tensor"
+    assert [problem for problem in check(config) if "GGUF" in problem] == [
+        "teacher.parallelism: tensor reads slices of safetensors files, and this is a GGUF file; use fsdp"
+    ]
+    config.teacher.ranks_per_replica = 1
+    assert not [problem for problem in check(config) if "GGUF" in problem]
