@@ -1,4 +1,4 @@
-"""Ranks of a replica as threads: every forward is everybody's, nobody is asked for one without need, all end together."""
+"""Ranks of a replica as threads: a forward is everybody's, none is without need, and all end together."""
 
 import queue
 import random
