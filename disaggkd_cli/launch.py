@@ -129,6 +129,9 @@ def find_place(config: Config, command: str, environment: Mapping[str, str] = os
         )
     first = _number(environment, "SLURM_ARRAY_TASK_ID", "0") * (world.size // per_replica)
     replica, within = divmod(world.rank, per_replica)
+    if launcher == "slurm":  # whose port for this job is the student's, which may be a step on the same node
+        host, port = split_endpoint(endpoint)
+        endpoint = f"{host}:{port + 1}"
     return Place(
         TEACHER, within, per_replica, first + replica, endpoint=meeting, world_endpoint=endpoint,
         hosts_world=world.hosts_store, **common,

@@ -48,6 +48,15 @@ def test_torchrun_starts_as_many_replicas_as_its_ranks_make(config):
         find_place(config, "teacher", torchrun(0, 3))
 
 
+def test_a_slurm_step_of_teachers_keeps_off_the_students_port(config):
+    variables = {
+        "SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_LOCALID": "3", "SLURM_JOB_NODELIST": "node7",
+        "SLURM_JOB_ID": "30007", "SLURM_TASKS_PER_NODE": "4",
+    }  # fmt: skip
+    place = find_place(config, "teacher", variables)
+    assert (place.name, place.world_endpoint, place.hosts_world) == ("teacher 1.1", "127.0.0.1:15008", False)
+
+
 def test_slices_of_a_gguf_file_are_refused_before_anything_starts(config):
     config.teacher.model, config.teacher.parallelism = "model.gguf", "tensor"
     assert [problem for problem in check(config) if "GGUF" in problem] == [
