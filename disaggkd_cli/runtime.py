@@ -94,8 +94,9 @@ def meet(config: Config, place: Place, *, timeout: float) -> dist.Store:
             )
         endpoint = "127.0.0.1:0"
     store = open_store(endpoint, host_it=place.hosts_store, listen_fd=place.listen_fd, timeout=timeout)
-    if place.launcher in ("torchrun", "slurm"):
-        # The launcher's store outlives a restart of all ranks; what they left in it must not be met again.
+    if place.launcher in ("torchrun", "slurm") and place.endpoint != config.launch.rendezvous:
+        # The world's own store outlives a restart of all ranks; what they left in it must not be met again. At
+        # launch.rendezvous other jobs meet, which count attempts of their own.
         return dist.PrefixStore(f"attempt/{place.attempt}", store)
     return store
 
