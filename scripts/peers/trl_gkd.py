@@ -104,6 +104,7 @@ def run_trl(config: Config, folder: Path, chunked: Any = None) -> dict[str, Any]
             return chunked(
                 states[:, start:-1], teacher_states[:, start:-1], model.get_output_embeddings().weight,
                 self.teacher_model.get_output_embeddings().weight, mask, beta=0.0,
+                num_items_in_batch=more.get("num_items_in_batch"),
             )[0]  # fmt: skip
 
     class Clock(TrainerCallback):
