@@ -19,7 +19,15 @@ from transformers.distributed import DistributedConfig
 
 from disaggkd_cli.config import Config
 from disaggkd_cli.errors import UserError
-from disaggkd_cli.models import backbone_of, head_of, load_config, resolve_source, set_attention, verify_split
+from disaggkd_cli.models import (
+    backbone_of,
+    decoder_layers,
+    head_of,
+    load_config,
+    resolve_source,
+    set_attention,
+    verify_split,
+)
 from disaggkd_cli.models.load import DTYPES, ModelSource, load_causal_lm
 from disaggkd_cli.models.proven import ProvenTeacher, prove_packed_documents
 
@@ -31,7 +39,7 @@ def load_tensor_parallel_teacher(config: Config, device: torch.device, group: di
         UserError: the model has no plan, cannot be divided so, or cannot be read, split or packed.
     """
     source = resolve_source(config.teacher.model, trust_remote_code=config.teacher.trust_remote_code)
-    _require_plan(source)
+    _require_plan(source, dist.get_world_size(group))
     here = torch._C._get_accelerator().type
     if here != device.type:
         raise UserError(
@@ -57,17 +65,27 @@ def load_tensor_parallel_teacher(config: Config, device: torch.device, group: di
     return teacher
 
 
-def _require_plan(source: ModelSource) -> None:
+def _require_plan(source: ModelSource, ranks: int) -> None:
     if "tp_size" not in {field.name for field in fields(DistributedConfig)}:
         raise UserError("teacher.parallelism: tensor needs transformers 5.17 or newer; upgrade it, or use fsdp")
     model_config = load_config(source, "teacher.model")
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(model_config, trust_remote_code=source.trust_remote_code)
-    if not model.supports_tp_plan:
+    # Some plans name the embeddings alone (their layers are for expert parallelism) and would leave the layers whole.
+    layers = decoder_layers(model)[0]
+    if not any(name.startswith(layers) for name in model._tp_plan or ()):
         raise UserError(
-            f"teacher.parallelism: transformers has no tensor-parallel plan for {type(model).__name__} "
+            f"teacher.parallelism: transformers has no tensor-parallel plan for the layers of {type(model).__name__} "
             f"({source.name}); use fsdp"
         )
+    text = model_config.get_text_config()
+    for name in ("num_attention_heads", "num_key_value_heads"):
+        heads = getattr(text, name, None)
+        if heads and heads % ranks:
+            raise UserError(
+                f"teacher.ranks_per_replica: {ranks} tensor-parallel ranks cannot share {name}={heads} of "
+                f"{source.name} evenly; use a number that divides it, or teacher.parallelism=fsdp"
+            )
 
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:

@@ -58,9 +58,11 @@ def test_two_tensor_parallel_ranks_agree_with_one(reference_config, reference, t
 @pytest.mark.slow
 def test_hidden_states_of_many_families(tmp_path):
     """Sharded: the bits of one rank. Tensor-parallel: to rounding, where transformers has a plan."""
-    families = ["llama", "gemma2", "granite", "gpt2", "qwen3_moe", "qwen3_5_text", "cohere", "mixtral", "phi3"]
+    families = ["llama", "gemma2", "granite", "gpt2", "qwen3_moe", "qwen3_5_text", "cohere", "mixtral", "gpt_oss"]
     for family in families:
         tiny_model(family).save_pretrained(tmp_path / family)
+    tiny_model("llama", num_key_value_heads=1).save_pretrained(tmp_path / "one_key_value_head")
+    families.append("one_key_value_head")
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
          "tests/distributed/support/replica_states.py", str(tmp_path), *families],
@@ -72,7 +74,7 @@ def test_hidden_states_of_many_families(tmp_path):
     for family, (same, share, difference) in found.items():
         assert same == "True", family
         assert float(share) < 0.55, family
-        if family == "gpt2":
+        if family in ("gpt2", "gpt_oss", "one_key_value_head"):  # no plan for layers; a head that cannot be shared
             assert difference == "refused"
         else:
             assert float(difference) < 5e-6, family
@@ -211,9 +213,10 @@ def test_a_bare_replica_stops_at_a_signal_and_names_what_it_cannot_do(short_conf
         "teacher", str(short_config), meeting, *TENSOR, f"teacher.model={tmp_path}/gpt2", f"run_dir={tmp_path}/refused"
     )
     assert code == 2, output
-    assert "teacher.parallelism: transformers has no tensor-parallel plan for GPT2LMHeadModel" in output
+    assert "teacher.parallelism: transformers has no tensor-parallel plan for the layers of GPT2LMHeadModel" in output
     run = tmp_path / "stopped"
-    student = start(["student", str(short_config), meeting, f"run_dir={tmp_path}/student", "train.steps=100000"])
+    student = start(["student", str(short_config), meeting, f"run_dir={tmp_path}/student", "train.steps=100000",
+                     "transport.teacher_wait=20"])  # fmt: skip
     teacher = start(["teacher", str(short_config), meeting, *SHARDED, f"run_dir={run}"])
     log = run / "logs" / "teacher_0.0.log"
     wait_until(lambda: log.exists() and "serves student 0" in log.read_text(), "link", 90)
