@@ -88,7 +88,8 @@ def find_place(config: Config, command: str, environment: Mapping[str, str] = os
         return _from_supervisor(environment)
     if launcher is None:
         role = TEACHER if command == TEACHER else STUDENT
-        return Place(role, endpoint=config.launch.rendezvous, hosts_store=role == STUDENT)
+        replica = _number(environment, "SLURM_ARRAY_TASK_ID", "0") if role == TEACHER else 0
+        return Place(role, replica=replica, endpoint=config.launch.rendezvous, hosts_store=role == STUDENT)
     needed = config.student.ranks + (config.teacher_ranks if command == "run" else 0)
     if launcher == "torchrun":
         world = _torchrun_world(environment)

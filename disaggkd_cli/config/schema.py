@@ -308,7 +308,7 @@ class LaunchConfig:
     """CPU threads per rank; auto shares this machine's cores out among its ranks."""
 
     bind: str = "loopback"
-    """Address that listeners bind to: `loopback`, `all`, or an address of this machine."""
+    """Where listeners bind to: `loopback`, `all`, or the name (such as ib0) or an address of an interface here."""
 
     device: str = "auto"
     """auto takes a GPU where there is one; cpu or cuda insist."""

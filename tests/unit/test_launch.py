@@ -1,6 +1,7 @@
 """Each process finds its role and rank from what its launcher says."""
 
 import os
+import socket
 
 import pytest
 
@@ -179,6 +180,25 @@ def test_discovery():
     assert discover_rendezvous(given, "student", slurm(0, 1, "n4", "1")) == "there:1"
     with pytest.raises(UserError, match="launch.bind: loopback"):
         discover_rendezvous(config(), "student", slurm(0, 4))
+
+
+def test_single_teachers_of_an_array_of_jobs_have_names_of_their_own():
+    run = config(launch={"rendezvous": "there:1", "bind": "all"})
+    assert find_place(run, "teacher", slurm(0, 1, "n4", "1", SLURM_ARRAY_TASK_ID=5)).name == "teacher 5"
+    assert find_place(run, "student", slurm(0, 1, "n4", "1", SLURM_ARRAY_TASK_ID=5)).name == "student 0"
+
+
+def test_jobs_of_their_own_meet_without_the_prefix_of_a_world(no_interfaces):
+    from disaggkd_cli.runtime import meet
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        endpoint = f"127.0.0.1:{probe.getsockname()[1]}"
+    run = config(launch={"rendezvous": endpoint})
+    student = meet(run, Place("student", endpoint=endpoint, hosts_store=True, launcher="disaggkd"), timeout=10)
+    teacher = meet(run, Place("teacher", endpoint=endpoint, launcher="slurm"), timeout=10)
+    student.set("hello", "there")
+    assert teacher.get("hello") == b"there"
 
 
 def test_several_replicas_in_one_teacher_step_and_in_an_array_of_them():

@@ -1,0 +1,97 @@
+"""Print the tables of docs/scale.md: one pair at 8, 64, 1,024 and 10,000 GPUs, planned, simulated and counted.
+
+    python scripts/scale_tables.py [--config configs/qwen3.5-35b-a3b-to-9b.yaml] [--store FILE] [8 64 1024 10000]
+
+Memory, traffic, speed and the split of the GPUs are the planner's; failures are simulated with its simulator. Links and
+operations of the store are counted from the transport's own constants, and turned into time with the costs of one
+operation and of one link that `scripts/measure_store.py --json FILE` has measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from disaggkd_cli.config import load  # noqa: E402
+from disaggkd_cli.planner.inputs import workload_of  # noqa: E402
+from disaggkd_cli.planner.memory import student_rank, teacher_rank  # noqa: E402
+from disaggkd_cli.planner.simulate import Scenario, simulate_workload  # noqa: E402
+from disaggkd_cli.planner.split import splits  # noqa: E402
+from disaggkd_cli.planner.traffic import traffic  # noqa: E402
+
+DISCOVERY_SECONDS, WATCH_SECONDS, HEARTBEAT_SECONDS, SEND_BUFFERS = 0.2, 0.1, 1.0, 2
+"""As in transport/pool.py, server.py, rendezvous.py and teacher_link.py; tests/unit/scripts compares them."""
+HOURS_BETWEEN_FAILURES = 16384 * 54 * 24 / 419
+"""Of one GPU: Llama 3's training had 419 unplanned interruptions in 54 days on 16,384 GPUs (arXiv:2407.21783)."""
+
+
+def polls_per_second(students: int, teachers: int) -> float:
+    """Operations a second that the store is asked for while nothing happens."""
+    by_students = students * (1 + 2 * teachers) / DISCOVERY_SECONDS
+    return by_students + teachers * (2 / WATCH_SECONDS + 1 / HEARTBEAT_SECONDS)
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    """A Markdown table; the first column is text."""
+    lines = ["| " + " | ".join(head) + " |", "|---" + "|---:" * (len(head) - 1) + "|"]
+    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
+
+
+def main() -> None:
+    """Print all tables."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("gpus", type=int, nargs="*", default=[8, 64, 1024, 10000])
+    parser.add_argument("--config", default="configs/qwen3.5-35b-a3b-to-9b.yaml")
+    parser.add_argument("--store", type=Path, help="what measure_store.py --json has written")
+    parser.add_argument("--steps", type=int, default=150, help="of the simulation")
+    options = parser.parse_args()
+    work = workload_of(load(options.config), None, None)
+    planned, counted, failing = [], [], []
+    measured = json.loads(options.store.read_text()) if options.store else None
+    for gpus in options.gpus or [8, 64, 1024, 10000]:
+        best = splits(work, gpus)[0]
+        students, teachers = best.student_ranks, best.replicas * best.ranks_per_replica
+        here = work.with_(student_ranks=students, replicas=best.replicas, ranks_per_replica=best.ranks_per_replica)
+        row_bytes = traffic(here).hidden_states.value
+        payload = row_bytes * here.rows
+        planned.append([
+            f"{gpus:,}", f"{students:,} + {teachers:,}", f"{best.tokens_per_second:,.0f}",
+            f"{student_rank(here).peak_bytes / 2**30:.1f} GiB", f"{teacher_rank(here).peak_bytes / 2**30:.1f} GiB",
+            f"{row_bytes * best.tokens_per_second / students / 1e6:.1f} MB/s",
+            f"{row_bytes * best.tokens_per_second / teachers / 1e6:.0f} MB/s",
+            f"{here.micro_batch_tokens * students / 1e6:.2f} M",
+        ])  # fmt: skip
+        links, polls = students * teachers, polls_per_second(students, teachers)
+        line = [f"{gpus:,}", f"{links:,}", f"{polls:,.0f}", f"{SEND_BUFFERS * payload * students / 2**30:,.1f} GiB"]
+        if measured:
+            operation = min(row["store_seconds_each"] for row in measured["operations"])
+            linked = [row for row in measured["layouts"] if row["links"] >= 64]
+            joining = min(row["store_seconds_joining"] / row["links"] for row in linked)
+            line += [f"{polls * operation:,.2f}", f"{links * joining:,.1f} s"]
+        counted.append(line)
+        per_hour = 1 / HOURS_BETWEEN_FAILURES
+        harsh = Scenario("harsh", failures_per_hour=0.5, recovery_seconds=300)
+        fleet = replace(harsh, name="fleet", failures_per_hour=per_hour)
+        found = {one.name: simulate_workload(here, one, options.steps) for one in (Scenario("none"), fleet, harsh)}
+        failing.append([
+            f"{gpus:,}", f"{24 * gpus * per_hour:.3f}", f"{24 * teachers * per_hour:.3f}",
+            f"{found['none'].tokens_per_second:,.0f}", f"{found['fleet'].tokens_per_second:,.0f}",
+            f"{found['harsh'].tokens_per_second:,.0f} ({found['harsh'].failures})",
+        ])  # fmt: skip
+    head = ["GPUs", "student + teacher", "tokens/s", "student peak", "teacher peak", "in, a student rank",
+            "out, a teacher rank", "tokens a step"]  # fmt: skip
+    print(table(head, planned), end="\n\n")
+    head = ["GPUs", "links", "store operations/s at rest", "send buffers of one teacher"]
+    print(table(head + (["store processors busy", "store time to link all"] if measured else []), counted), end="\n\n")
+    head = ["GPUs", "failures a day", "of teachers", "tokens/s, none fails", "at the fleet's rate",
+            "each teacher every 2 h (failures seen)"]  # fmt: skip
+    print(table(head, failing))
+
+
+if __name__ == "__main__":
+    main()
