@@ -1,6 +1,6 @@
 """Run by torchrun: what the agreement of a replica's ranks adds to a forward, with one busy rank and the others idle.
 
-    OMP_NUM_THREADS=1 torchrun --standalone --nproc-per-node=2 tests/distributed/support/replica_latency.py
+    OMP_NUM_THREADS=1 torchrun --standalone --nproc-per-node=2 -m tests.distributed.support.replica_latency
 
 Prints microseconds a round (median and 99th percentile) with a forward that computes nothing, for a busy leader and for
 a busy other rank, and milliseconds a forward of the tiny teacher: whole in one rank, and sharded over all.
@@ -55,7 +55,7 @@ def main() -> None:
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     torch.set_num_threads(1)
     config = Config()
-    config.teacher.model, config.teacher.dtype = str(TINY_TEACHER), "float32"
+    config.teacher.model, config.teacher.dtype, config.data.packing = str(TINY_TEACHER), "float32", "off"
     endpoint = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     request = Request(
         1, torch.ones(4, 48, dtype=torch.int32), torch.tensor([48] * 4, dtype=torch.int32),

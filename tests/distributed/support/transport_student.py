@@ -30,7 +30,7 @@ def main(arguments: list[str]) -> None:
 
     def on_event(line):
         events.append(line)
-        print(line, file=sys.stderr, flush=True)
+        sys.stderr.write(f"{line}\n")
 
     store = open_store(endpoint, host_it=options.get("host") == "yes", timeout=20)
     pool = TeacherPool(
@@ -63,7 +63,7 @@ def main(arguments: list[str]) -> None:
             if checked:
                 assert_same(lease, expected, "before it is given back")
             record["ids"].append(lease.request_id)
-            print("step", lease.request_id, file=sys.stderr, flush=True)
+            sys.stderr.write(f"step {lease.request_id}\n")  # one write: other threads write lines of their own
             lease.release()
         record["step_seconds"] = (time.monotonic() - began) / max(1, len(record["ids"]) - 5)
         record["stats"] = ring.stats()
