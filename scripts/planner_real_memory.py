@@ -31,6 +31,7 @@ from disaggkd_cli.planner import memory
 from disaggkd_cli.planner.config_json import model_shape
 from disaggkd_cli.planner.hardware import load_catalogue
 from disaggkd_cli.planner.workload import Cluster, Efficiency, Workload
+from disaggkd_cli.training.layout import StudentLayout
 from disaggkd_cli.training.student_module import StudentModule, shard_student, shard_teacher, student_mesh
 
 RANKS, SEQUENCE, ROWS, RING = 2, 256, 8, 3
@@ -52,33 +53,40 @@ TEACHER = {
 COMMON = {"vocab_size": 8192, "head_dim": 32, "tie_word_embeddings": False}
 BUDGET = 32 << 20
 
-# mode, implementation, compute bytes of the student, activation checkpointing
+# mode, implementation (or `shared`: fused, the ranks share the heads), compute bytes of the student, activation
+# checkpointing, tied embeddings
 CASES = [
-    ("disaggregated", "fused", 2, False),
-    ("disaggregated", "fused", 4, False),
-    ("disaggregated", "fused", 4, True),
-    ("disaggregated", "full", 2, False),
-    ("disaggregated", "full", 4, False),
-    ("colocated", "fused", 2, False),
-    ("colocated", "fused", 4, True),
-    ("colocated", "full", 4, False),
+    ("disaggregated", "fused", 2, False, False),
+    ("disaggregated", "fused", 4, False, False),
+    ("disaggregated", "fused", 4, True, False),
+    ("disaggregated", "full", 2, False, False),
+    ("disaggregated", "full", 4, False, False),
+    ("colocated", "fused", 2, False, False),
+    ("colocated", "fused", 4, True, False),
+    ("colocated", "full", 4, False, False),
+    ("disaggregated", "shared", 4, False, False),
+    ("disaggregated", "shared", 2, False, False),
+    ("disaggregated", "shared", 4, True, True),
+    ("disaggregated", "fused", 4, True, True),
 ]
+Case = tuple[str, str, int, bool, bool]
 
 
-def predicted(case: tuple[str, str, int, bool]) -> memory.RankMemory:
+def predicted(case: Case) -> memory.RankMemory:
     """The closed form of a case."""
-    mode, implementation, width, checkpointing = case
+    mode, implementation, width, checkpointing, tied = case
     gpu = load_catalogue().gpus["H100-SXM"]
     shapes = [
-        model_shape({"model_type": "llama", **COMMON, **fields}, name, name)
+        model_shape({"model_type": "llama", **COMMON, "tie_word_embeddings": tied, **fields}, name, name)
         for name, fields in (("teacher", TEACHER), ("student", STUDENT))
     ]
     work = Workload(
         *shapes, Cluster(gpu, gpu, 8, 50.0, device="cpu"), Efficiency(0.5, 0.5), teacher_bytes=4, student_bytes=width,
         student_ranks=RANKS, micro_batch_tokens=TOKENS, sequence=SEQUENCE, checkpointing=checkpointing, wire_bytes=4.0,
-        implementation=implementation, memory_budget=BUDGET, ring_depth=RING,
+        implementation="full" if implementation == "full" else "fused", memory_budget=BUDGET, ring_depth=RING,
+        vocabulary_parallel=implementation == "shared",
     )  # fmt: skip
-    fused = implementation == "fused"
+    fused = implementation != "full"
     return (
         memory.student_rank(work, fused=fused) if mode == "disaggregated" else memory.colocated_rank(work, fused=fused)
     )
@@ -94,24 +102,28 @@ def alive() -> int:
     return sum(storages.values())
 
 
-def rank_main(rank: int, case: tuple[str, str, int, bool], folder: str) -> None:
+def rank_main(rank: int, case: Case, folder: str) -> None:
     """One rank: build, warm up, measure; rank 0 writes the peak."""
-    mode, implementation, width, checkpointing = case
+    mode, implementation, width, checkpointing, tied = case
+    shared = implementation == "shared"
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", RANKS), rank=rank, world_size=RANKS)
     mesh = student_mesh("cpu", dist.group.WORLD)
     torch.manual_seed(0)
     teacher = LlamaForCausalLM(LlamaConfig(**COMMON, **TEACHER)).eval()
-    head = Head(teacher.lm_head.weight.detach().clone())
+    own = StudentLayout(RANKS, 1, rank, shared).teacher_ids(COMMON["vocab_size"], COMMON["vocab_size"])
+    head = Head(teacher.lm_head.weight.detach()[slice(*own)].clone())
     backbone = shard_teacher(teacher.base_model, mesh) if mode == "colocated" else None
     # Like the trainer: the teacher's own head goes with the teacher; the student keeps the copy.
     teacher.lm_head = None
     slots = None if backbone is not None else torch.zeros(RING, TOKENS, TEACHER["hidden_size"])
     if backbone is None:
         del teacher
-    loss = LossConfig(implementation=implementation, memory_budget=str(BUDGET))
-    module = StudentModule(LlamaForCausalLM(LlamaConfig(**COMMON, **STUDENT)), head, loss).train()
-    shard_student(module, mesh, {2: torch.bfloat16, 4: torch.float32}[width], "full" if checkpointing else "none")
+    loss = LossConfig(implementation="full" if implementation == "full" else "fused", memory_budget=str(BUDGET))
+    fields = {**COMMON, "tie_word_embeddings": tied, **STUDENT}
+    module = StudentModule(LlamaForCausalLM(LlamaConfig(**fields)), head, loss).train()
+    dtype, kept = {2: torch.bfloat16, 4: torch.float32}[width], "full" if checkpointing else "none"
+    shard_student(module, mesh, dtype, kept, vocabulary_parallel=shared)
     optimizer = torch.optim.AdamW(module.parameters(), fused=True)
     ids = torch.randint(0, COMMON["vocab_size"], (ROWS, SEQUENCE))
     batch = MicroBatch(ids, ((SEQUENCE,),) * ROWS, torch.randint(0, COMMON["vocab_size"], (ROWS, SEQUENCE)))
@@ -153,6 +165,7 @@ def main(numbers: list[int]) -> int:
         "| mode | loss | compute | checkpointing | fullest phase | predicted MiB | measured MiB | error "
         "|\n|---|---|---|---|---|---:|---:|---:|"
     )
+    words = {"shared": "fused, shared heads"}
     for number in numbers or range(len(CASES)):
         case = CASES[number]
         with tempfile.TemporaryDirectory() as folder:
@@ -160,10 +173,11 @@ def main(numbers: list[int]) -> int:
             measured = int(Path(f"{folder}/peak").read_text())
         rank = predicted(case)
         compute = "float32" if case[2] == 4 else "bfloat16"
+        loss = words.get(case[1], case[1]) + (", tied" if case[4] else "")
         error = f"{rank.peak_bytes / measured - 1:+.1%}"
         figures = f"{rank.peak_bytes / 2**20:.1f} | {measured / 2**20:.1f} | {error}"
         print(
-            f"| {case[0]} | {case[1]} | {compute} | {'full' if case[3] else 'none'} | {rank.binding.name} | "
+            f"| {case[0]} | {loss} | {compute} | {'full' if case[3] else 'none'} | {rank.binding.name} | "
             f"{figures} |",
             flush=True,
         )
