@@ -70,6 +70,14 @@ class Cluster:
         """Send a job's batch script a signal, as --signal=B: does."""
         os.kill(int(self.job(number, "pid").read_text()), what)
 
+    def end(self) -> None:
+        """Kill what is left of all jobs, each by the session that it was started in."""
+        for session in (self.folder / "state").glob("jobs/*/session"):
+            try:
+                os.killpg(int(session.read_text()), signal.SIGKILL)
+            except ProcessLookupError:
+                continue  # it has ended by itself
+
     def wait(self, number: int, seconds: float = 120) -> int:
         """Wait for a job's end and return its exit code."""
         code = self.job(number, "code")

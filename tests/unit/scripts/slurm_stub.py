@@ -82,7 +82,7 @@ def sbatch(arguments: list[str]) -> int:
             variables[f"SLURM_TASKS_PER_NODE_HET_GROUP_{index}"] = count
     (job / "arguments.json").write_text(json.dumps(rest))
     with (job / "output").open("ab") as output:
-        subprocess.Popen(
+        keeper = subprocess.Popen(
             [sys.executable, __file__, "slurmd", str(job)],
             env={**os.environ, **variables},
             stdin=subprocess.DEVNULL,
@@ -90,6 +90,7 @@ def sbatch(arguments: list[str]) -> int:
             stderr=output,
             start_new_session=True,
         )
+    (job / "session").write_text(str(keeper.pid))
     print(number if "parsable" in options else f"Submitted batch job {number}")
     return 0
 

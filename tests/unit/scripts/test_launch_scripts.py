@@ -21,7 +21,9 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def cluster(folder):
-    return Cluster(folder)
+    made = Cluster(folder)
+    yield made
+    made.end()
 
 
 @pytest.fixture(scope="module")
