@@ -44,8 +44,14 @@ class Cuda:
         return torch.zeros(size, dtype=torch.uint8, device=self.device)
 
     def copy(self, target: Tensor, source: Tensor) -> None:
-        """Enqueue a copy on the current stream; the host side of it is page-locked."""
+        """Enqueue a copy on the current stream; the host side of it is page-locked.
+
+        Both may be dropped before it has run: their memory is used again only after it.
+        """
         target.copy_(source, non_blocking=True)
+        for side in (target, source):
+            if side.is_cuda:
+                side.record_stream(self.current_stream())
 
     def finish(self) -> None:
         """Wait until all that the calling thread has asked of its current stream is done."""

@@ -58,4 +58,7 @@ def make_slots(depth: int, size: int, cuda: Cuda | None = None) -> list[Slot]:
     """Return `depth` slots of at least `size` bytes each, in one piece of memory."""
     aligned = -(-max(1, size) // _ALIGNMENT) * _ALIGNMENT
     whole = cuda.device_buffer(depth * aligned) if cuda else torch.zeros(depth * aligned, dtype=torch.uint8)
-    return [Slot(buffer, cuda) for buffer in whole.split(aligned)]
+    slots = [Slot(buffer, cuda) for buffer in whole.split(aligned)]
+    for slot in slots:
+        slot.give_back()  # the allocator hands out memory that earlier kernels of this stream may still use
+    return slots

@@ -91,6 +91,21 @@ def test_a_slot_is_asked_for_only_when_its_readers_are_done(exchange, machine, b
     assert ids_of(ring) == [1, 2] and seen == [0, 1, 2]
 
 
+def test_a_new_ring_asks_for_nothing_while_its_memory_may_still_be_in_use(exchange, machine):
+    machine("auto")
+    seen = []
+    exchange.teacher(forward=lambda request: (seen.append(request.request_id), hidden_of(request))[1])
+    pool = exchange.pool()
+    earlier = Future()
+    pool.cuda.default.tail.append(earlier)
+    ring = ring_over(pool, [make_request(n) for n in range(2)], depth=1)
+    pool.wait_for_teacher()
+    time.sleep(0.3)
+    assert seen == []
+    earlier.set_result(None)
+    assert ids_of(ring) == [0, 1]
+
+
 def test_the_trainer_takes_a_staged_lease_before_its_copy_has_run(exchange, machine):
     """The host does not wait: the trainer's stream does."""
     machine("gloo")
