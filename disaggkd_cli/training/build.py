@@ -225,6 +225,8 @@ def open_source(
         teacher_wait=transport.teacher_wait,
         bind=config.launch.bind,
         leader=rank == 0,
+        device=device,
+        backend=transport.backend,
         on_event=say,
     )
     say(f"waiting for a teacher (at most {transport.teacher_wait:g} s)")
