@@ -66,9 +66,9 @@ def test_a_text_file_read_in_pieces_is_the_file_from_any_place_on(tmp_path, real
     assert "".join(item.document.text for item in items) == whole.document.text
     assert [item.document.begins for item in items] == [True] + [False] * (len(items) - 1)
     assert [item.document.ends for item in items] == [False] * (len(items) - 1) + [True]
-    for number, item in enumerate(items[:-1], 1):
-        rest = list(read_items(source, "data.train", Notes(), start=item.following, cutter=cutter))
-        assert rest == items[number:]
+    for number in range(1, len(items), max(1, len(items) // 5)):
+        start = items[number - 1].following
+        assert list(read_items(source, "data.train", Notes(), start=start, cutter=cutter)) == items[number:]
 
 
 @pytest.mark.parametrize("where", ["file", "record"])
