@@ -198,5 +198,5 @@ def _for_a_run(config: Config) -> Iterator[str]:
         yield "teacher.cache: replaces teachers elsewhere; set mode=disaggregated, or remove the key"
     elif config.teacher.cache and not Path(config.teacher.cache).expanduser().is_dir():
         yield f"teacher.cache: {config.teacher.cache} is no directory; `disaggkd teacher CONFIG --record DIR` makes one"
-    if config.transport.backend == "nccl":
-        yield "transport.backend: nccl is not available in this version; use auto or gloo"
+    if config.transport.backend == "nccl" and config.launch.device == "cpu":
+        yield "transport.backend: nccl goes between GPUs, and launch.device is cpu; use auto or gloo"

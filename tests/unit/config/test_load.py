@@ -144,7 +144,8 @@ def test_the_printed_config_reads_back_to_itself(write, tmp_path):
 def test_what_a_run_needs_and_a_plan_does_not(write, tmp_path):
     path = write("teacher: {model: ./nowhere}\ndata: {train: nowhere.txt}")
     assert load(path).teacher.model == "./nowhere"
-    text = "\n".join(problems(path, running=True))
+    text = "\n".join(problems(path, "transport.backend=nccl", "launch.device=cpu", running=True))
+    assert "transport.backend: nccl goes between GPUs, and launch.device is cpu" in text
     assert "teacher.model: ./nowhere does not exist" in text
     assert "data.train: nowhere.txt does not exist" in text
     assert "student.model: say where the student starts" in text
