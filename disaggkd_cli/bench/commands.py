@@ -104,6 +104,7 @@ def step(
     steps: Annotated[int, typer.Option(min=4, help="Optimizer steps of each run; a quarter is warm-up.")] = 20,
     repeats: Annotated[int, typer.Option(min=1, help="Rounds; the modes take turns in each.")] = 3,
     mode: Annotated[list[str] | None, typer.Option(help="Only this mode; may be repeated.")] = None,
+    memory: Annotated[bool, typer.Option(help="On CPUs, measure memory in short runs of their own.")] = True,
     html: Annotated[str | None, typer.Option(metavar="FILE", help="Also write a page with the runs overlaid.")] = None,
     results: ResultsDirectory = None,
     fresh: Fresh = False,
@@ -122,7 +123,7 @@ def step(
         if one not in MODES:
             raise UserError(f"--mode {one}: is not known; there are {', '.join(MODES)}")
     options = StepBenchOptions(
-        config, tuple(overrides or ()), steps, repeats, tuple(mode or MODES), results, fresh
+        config, tuple(overrides or ()), steps, repeats, tuple(mode or MODES), memory, results, fresh
     )
     result = bench_step(options, lambda line: print(line, file=sys.stderr, flush=True), html)
     print(json.dumps(result, indent=2) if as_json else format_step_report(result))

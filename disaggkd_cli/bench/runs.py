@@ -93,6 +93,7 @@ def watch_run(
     limit_from: Callable[[], bool] | None = None,
     until: Callable[[], bool] | None = None,
     training: Callable[[], bool] | None = None,
+    tidy_allocator: bool = False,
 ) -> Watched:
     """Run `disaggkd run` with `arguments` to its end, sampling its ranks' memory.
 
@@ -103,6 +104,8 @@ def watch_run(
         limit_from: asked all the time; the limit is set on the ranks once it is true, rather than from their start
             (where the largest of the limits is everyone's). What they took before that is forgotten then.
         until: asked all the time; once true, enough is known and the job is ended.
+        tidy_allocator: have freed memory given back at once, so that what a rank takes is what it uses; slower. Always
+            so under `data_limits`.
         training: asked all the time: whether steps are being done. Peaks are counted anew when it becomes true.
 
     Raises:
@@ -120,13 +123,14 @@ def watch_run(
     watched = Watched(-1, "")
     counted_anew = False
     deadline = time.monotonic() + timeout
+    tidy = _TIDY_ALLOCATOR if tidy_allocator or data_limits is not None else {}
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as printed:
         process = subprocess.Popen(
             [sys.executable, "-m", "disaggkd_cli", "run", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=printed,
             stderr=subprocess.STDOUT,
-            env={**environment, "COLUMNS": "200", **(_TIDY_ALLOCATOR if data_limits is not None else {})},
+            env={**environment, "COLUMNS": "200", **tidy},
             preexec_fn=prepare_child,
             start_new_session=True,
         )

@@ -1,7 +1,8 @@
 """`disaggkd bench step`: one pair, the same data and global batch, trained in all three modes in turns.
 
 Every mode is a real `disaggkd run` on the same number of ranks. Rounds are interleaved (the order rotates), so that
-what else the machine does falls on all modes alike; medians over the rounds are reported, with their spread. Every
+what else the machine does falls on all modes alike; medians over the rounds are reported, with their spread. On CPUs a
+short run of each mode before them is for memory alone: in it, freed memory goes back to the system at once. Every
 finished run is kept at once, so that a bench that is cut off loses the run that was going and no other.
 """
 
@@ -24,7 +25,9 @@ from disaggkd_cli.planner.traffic import traffic
 from disaggkd_cli.training.memory_record import read_memory_records
 from disaggkd_cli.training.metrics import read_metrics
 from disaggkd_cli.training.run_directory import RunDirectory
+from disaggkd_cli.units import format_bytes
 
+_MEMORY_ROUND, _MEMORY_STEPS = 0, 3
 _WARM_UP = 0.25
 """Share of a run's first steps that count as warm-up."""
 
@@ -38,6 +41,7 @@ class StepBenchOptions:
         steps: optimizer steps of each run, a quarter of them warm-up.
         repeats: rounds.
         modes: which of `MODES`.
+        memory: measure memory in runs of their own (CPUs only; on GPUs the allocator counts exactly).
         results: the directory that keeps finished runs; None: one beside the config's run_dir, named by the arguments.
         fresh: begin anew even where an earlier try left runs.
         timeout: seconds that one run may take.
@@ -48,6 +52,7 @@ class StepBenchOptions:
     steps: int = 20
     repeats: int = 3
     modes: Sequence[str] = MODES
+    memory: bool = True
     results: str | None = None
     fresh: bool = False
     timeout: float = 900.0
@@ -69,17 +74,22 @@ def bench_step(options: StepBenchOptions, say: Say, html: str | None = None) -> 
     config = load(options.config, options.overrides, running=True)
     extra = {mode: mode_overrides(config, mode) for mode in options.modes}
     results = _results(options, config, say)
+    host = machine()
+    exact = bool(host["gpus"]) and config.launch.device != "cpu"
+    for_memory = [_MEMORY_ROUND] if options.memory and not exact else []
     rounds: dict[str, list[dict[str, Any]]] = {mode: [] for mode in options.modes}
-    for repeat in range(1, options.repeats + 1):
+    for repeat in (*for_memory, *range(1, options.repeats + 1)):
         shift = (repeat - 1) % len(options.modes)
         for mode in (*options.modes[shift:], *options.modes[:shift]):
             kept = results.find(mode=mode, round=repeat)
             if kept is None:
                 kept = results.add(_run(options, mode, repeat, extra[mode], config, results.root))
-                say(f"round {repeat} of {options.repeats}: {mode} {_rate(kept):,.0f} tokens/s")
+                took = ", ".join(f"{role} {format_bytes(size)}" for role, size in kept["training_bytes"].items())
+                told = f"round {repeat} of {options.repeats}: {mode} {_rate(kept):,.0f} tokens/s"
+                say(told if repeat else f"memory: {mode} {took}")
             rounds[mode].append(kept)
     result = {
-        "machine": machine(),
+        "machine": host,
         "config": options.config,
         "overrides": list(options.overrides),
         "ranks": config.student.ranks + config.teacher_ranks,
@@ -87,12 +97,13 @@ def bench_step(options: StepBenchOptions, say: Say, html: str | None = None) -> 
         "sequence_length": config.data.sequence_length,
         "steps": options.steps,
         "repeats": options.repeats,
+        "memory_runs": bool(for_memory),
         "results": str(results.path),
         "modes": {mode: figures(runs) for mode, runs in rounds.items()},
     }
     result["claims"] = claims(result["modes"])
     if html is not None:
-        write_html(Path(html), result, [results.root / runs[0]["directory"] for runs in rounds.values()])
+        write_html(Path(html), result, [results.root / runs[-1]["directory"] for runs in rounds.values()])
     results.finish()
     return result
 
@@ -110,13 +121,14 @@ def _run(
     options: StepBenchOptions, mode: str, repeat: int, extra: Sequence[str], config: Config, root: Path
 ) -> dict[str, Any]:
     """Do one run and return what is kept of it; its directory stays, without checkpoints and the exported student."""
-    directory = RunDirectory(root / f"{mode}_{repeat}")
+    directory = RunDirectory(root / (f"{mode}_{repeat}" if repeat else f"{mode}_memory"))
+    steps = options.steps if repeat else _MEMORY_STEPS
     shutil.rmtree(directory.root, ignore_errors=True)  # of a try that was cut off
     overrides = [
         *options.overrides,
         *extra,
         f"run_dir={directory.root}",
-        f"train.steps={options.steps}",
+        f"train.steps={steps}",
         "train.eval_every=0",
         "train.save_every=0",
         f"data.eval_sequences={max(1, config.global_batch_sequences)}",
@@ -124,10 +136,10 @@ def _run(
 
     def training() -> bool:
         lines = read_metrics(directory.metrics)
-        return bool(lines) and lines[-1]["step"] < options.steps
+        return bool(lines) and lines[-1]["step"] < steps
 
     arguments = [options.config, *overrides, "--restarts", "0"]
-    watched = watch_run(arguments, timeout=options.timeout, training=training)
+    watched = watch_run(arguments, timeout=options.timeout, training=training, tidy_allocator=not repeat)
     if watched.code != 0:
         raise RunError(f"`disaggkd run {' '.join(arguments)}` ended with exit code {watched.code}:\n{watched.output}")
     for heavy in (directory.checkpoints, directory.export, directory.tensorboard):
@@ -187,15 +199,20 @@ def _share(run: dict[str, Any], name: str) -> float:
 
 
 def figures(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the figures of one mode from its kept runs: medians over the rounds, peaks the highest of all rounds."""
+    """Return the figures of one mode from its kept runs: medians over the rounds, peaks the highest of all rounds.
+
+    Memory in training is that of the runs for memory alone, where there are any.
+    """
+    for_memory = [run for run in runs if run["round"] == _MEMORY_ROUND] or runs
+    runs = [run for run in runs if run["round"] != _MEMORY_ROUND]
     colocated = "colocated" in runs[0]["ranks"]
     rates = [_rate(run) for run in runs]
     step = statistics.median(line["step_seconds"] for run in runs for line in _warm(run))
     stall = statistics.median(_share(run, "stall_seconds") for run in runs)
     idle = None if colocated else statistics.median(_idle(run["steps"][-1]) for run in runs)
     highest = {
-        name: {role: max(run[name].get(role, 0) for run in runs) for role in runs[0].get(name, ())}
-        for name in ("peak_bytes", "training_bytes", "start_bytes")
+        name: {role: max(run[name].get(role, 0) for run in among) for role in among[0].get(name, ())}
+        for name, among in (("peak_bytes", runs), ("training_bytes", for_memory), ("start_bytes", runs))
     }
     return {
         "ranks": runs[0]["ranks"],

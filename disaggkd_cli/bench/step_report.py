@@ -109,8 +109,8 @@ def format_step_report(result: dict[str, Any]) -> str:
     lines.append("stall of a colocated rank: the teacher's forward, gathers included")
     if not host["gpus"]:
         lines.append(
-            "peak in training: of the fullest rank of each role, from the first step to the last, above what Python "
-            "and its libraries take"
+            "peak in training: of the fullest rank of each role, above what Python and its libraries take"
+            + (", in a short run of its own in which freed memory goes back at once" if result["memory_runs"] else "")
         )
         whole = [f"{mode} {_sizes(one['peak_bytes'])}" for mode, one in result["modes"].items()]
         lines.append(f"whole processes, loading and saving included: {'; '.join(whole)}")

@@ -19,7 +19,7 @@ def measured(tmp_path_factory):
     config = write_config(folder / "config.yaml")
     page = folder / "page.html"
     code, output = disaggkd(
-        "bench", "step", str(config), "--steps", "4", "--repeats", "1", "--json", "--html", str(page),
+        "bench", "step", str(config), "--steps", "4", "--repeats", "1", "--no-memory", "--json", "--html", str(page),
         "--results", str(folder / "runs"),
     )  # fmt: skip
     assert code == 0, output
@@ -60,16 +60,28 @@ def test_the_page_overlays_the_runs_and_the_runs_are_kept(measured):
 
 @pytest.mark.timeout(180)
 def test_a_bench_that_was_cut_off_goes_on_with_the_runs_it_has(measured, tmp_path):
-    """All three runs were kept: a second call reads them, starts nothing, and comes to the same figures."""
+    """All runs were kept: a second call reads them, starts nothing, and comes to the same figures."""
     result, _, runs = measured
     lines = (runs / "results.jsonl").read_text().splitlines()
     assert [json.loads(line).get("mode") for line in lines] == [None, *MODES, None]
     (runs / "results.jsonl").write_text("\n".join(lines[:-1]) + "\n")  # as if it had not come to its end
     said = []
-    options = StepBenchOptions(result["config"], steps=4, repeats=1, results=str(runs))
+    options = StepBenchOptions(result["config"], steps=4, repeats=1, memory=False, results=str(runs))
     again = bench_step(options, said.append)
     assert said == [f"going on after 3 measurements in {runs / 'results.jsonl'} (--fresh starts anew)"]
     assert again["modes"] == result["modes"] and again["claims"] == result["claims"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_memory_has_runs_of_its_own(tmp_path):
+    config = write_config(tmp_path / "config.yaml", run_dir=str(tmp_path / "run"))
+    options = StepBenchOptions(str(config), steps=4, repeats=1, modes=("disaggregated_fused",))
+    said = []
+    (one,) = bench_step(options, said.append)["modes"].values()
+    assert said[0].startswith("memory: disaggregated_fused student ")
+    assert len(one["losses"]) == 4 and len(one["rounds"]) == 1
+    assert all(1 << 20 < one["training_bytes"][role] < one["peak_bytes"][role] for role in ("student", "teacher"))
 
 
 def test_every_mode_has_the_same_ranks_and_global_batch(tmp_path):
