@@ -103,6 +103,7 @@ def named(text: str) -> str:
         text = text.replace(mode, title)
     for axis, title in AXES.items():
         text = text.replace(f"({axis})", f"({title})").replace(f"largest {axis} ", f"largest {title} ")
+        text = text.replace(f" at {axis} ", f", {title} ")
     return text.replace("fewest ranks that trains", "fewest ranks that train the same global batch")
 
 
@@ -113,7 +114,8 @@ def frontier_block(results: list[dict[str, Any]]) -> list[str]:
     lines = [
         f"`disaggkd bench frontier --cap {format_bytes(first['cap_bytes']).replace(' ', '')}`: real runs in which the "
         f"kernel refuses a rank more memory from its first step on (RLIMIT_DATA, above what a rank takes without a "
-        f"model to speak of: {baseline}). Measured, and in brackets what the planner predicted for the fullest rank.",
+        f"model to speak of: {baseline}). How it ended, and in brackets what the planner predicted for the fullest "
+        "rank; where prediction and end differ, it says so.",
         "",
         "| grown | " + " | ".join(TITLES.values()) + " |",
         "|---|" + "---|" * len(TITLES),
@@ -137,8 +139,10 @@ def frontier_block(results: list[dict[str, Any]]) -> list[str]:
 def _cell(cell: dict[str, Any] | None) -> str:
     if cell is None:
         return "not run"
-    differs = "" if cell["predicted"] == cell["measured"] else ", **differs**"
-    return f"{cell['measured']} ({cell['predicted']}, {format_bytes(max(cell['predicted_bytes'].values()))}{differs})"
+    planned = format_bytes(max(cell["predicted_bytes"].values()))
+    if cell["predicted"] == cell["measured"]:
+        return f"{cell['measured']} ({planned})"
+    return f"{cell['measured']} ({planned}, **predicted {cell['predicted']}**)"
 
 
 def put_into(readme: str, block: str) -> str:

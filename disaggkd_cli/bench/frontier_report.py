@@ -63,7 +63,8 @@ def _role(cell: Cell) -> str:
 
 def statements(cells: Sequence[Cell]) -> list[str]:
     """Return what the cells say about the claims, whichever way they fall."""
-    found = []
+    found: list[str] = []
+    told_why = False
     for axis in dict.fromkeys(cell.axis for cell in cells):
         here = [cell for cell in cells if cell.axis == axis]
         modes = list(dict.fromkeys(cell.mode for cell in here))
@@ -77,7 +78,8 @@ def statements(cells: Sequence[Cell]) -> list[str]:
         where = [value for value in fits[APART] if value in lost]
         verdict = f"holds at {', '.join(map(str, where))}" if where else "does not hold"
         found.append(f"disaggregated trains where colocated with the fused loss is out of memory ({axis}): {verdict}")
-        if where:
+        if where and not told_why:
+            told_why = True
             found += [_why(next(one for one in here if (one.mode, one.value) == (mode, where[0])))
                       for mode in (TOGETHER, APART)]  # fmt: skip
     return found
