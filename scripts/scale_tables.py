@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
+import random
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -42,6 +44,48 @@ def table(head: list[str], rows: list[list[str]]) -> str:
     return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
 
 
+def bounded(students: int, teachers: int, most: int, steps: int, *, load: float = 0.97, jitter: float = 0.1,
+            depth: int = 3, lost: int = 0) -> float:  # fmt: skip
+    """Speed with at most `most` links a student rank, as a share of the speed with neither jitter nor waits.
+
+    A rank is linked to neighbouring teachers, spread evenly, and asks the one that will be free first. All ranks wait
+    for the slowest in every step. Teachers are busy for `load` of the time; `lost` of them are gone, and a rank that
+    has no other is never served: the speed is then 0.
+    """
+    draw = random.Random(1)
+    spread = math.sqrt(math.log1p(jitter**2))
+    seconds = load * teachers / students
+
+    def jittered(mean: float) -> float:
+        return mean * draw.lognormvariate(-(spread**2) / 2, spread)
+
+    own = [
+        [number for k in range(min(most, teachers)) if (number := (rank * teachers // students + k) % teachers) >= lost]
+        for rank in range(students)
+    ]
+    if not all(own):
+        return 0.0
+    free = [0.0] * teachers
+    ready: list[list[float]] = [[] for _ in range(students)]
+
+    def ask(rank: int, now: float) -> None:
+        chosen = min(own[rank], key=free.__getitem__)
+        free[chosen] = max(free[chosen], now) + jittered(seconds)
+        ready[rank].append(free[chosen])
+
+    for _ in range(depth):
+        for rank in range(students):
+            ask(rank, 0.0)
+    now, warm_up, started = 0.0, steps // 5, 0.0
+    for step in range(steps):
+        if step == warm_up:
+            started = now
+        now = max(now, max(queue.pop(0) for queue in ready)) + jittered(1.0)
+        for rank in draw.sample(range(students), students):
+            ask(rank, now)
+    return (steps - warm_up) / (now - started)
+
+
 def main() -> None:
     """Print all tables."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
@@ -70,7 +114,7 @@ def main() -> None:
         line = [f"{gpus:,}", f"{links:,}", f"{polls:,.0f}", f"{SEND_BUFFERS * payload * students / 2**30:,.1f} GiB"]
         if measured:
             operation = min(row["store_seconds_each"] for row in measured["operations"])
-            linked = [row for row in measured["layouts"] if row["links"] >= 64]
+            linked = [row for row in measured["layouts"] if row["links"] >= 16]
             joining = min(row["store_seconds_joining"] / row["links"] for row in linked)
             line += [f"{polls * operation:,.2f}", f"{links * joining:,.1f} s"]
         counted.append(line)
@@ -90,7 +134,13 @@ def main() -> None:
     print(table(head + (["store processors busy", "store time to link all"] if measured else []), counted), end="\n\n")
     head = ["GPUs", "failures a day", "of teachers", "tokens/s, none fails", "at the fleet's rate",
             "each teacher every 2 h (failures seen)"]  # fmt: skip
-    print(table(head, failing))
+    print(table(head, failing), end="\n\n")
+    rows = []
+    for students, teachers in ((56, 8), (905, 119)):
+        for lost in (0, 1):
+            share = [bounded(students, teachers, most, options.steps, lost=lost) for most in (1, 2, 4, 8, teachers)]
+            rows.append([f"{students} + {teachers}, {lost} lost", *(f"{value:.3f}" for value in share)])
+    print(table(["ranks", "1 link a student", "2", "4", "8", "all"], rows))
 
 
 if __name__ == "__main__":

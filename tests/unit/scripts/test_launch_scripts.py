@@ -61,12 +61,12 @@ def reached(run_dir, step):
     return (run_dir / "metrics.jsonl").exists() and len(metrics(run_dir)) >= step
 
 
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(300)
 def test_one_job_saves_in_time_and_is_requeued(cluster, config, folder, port):
     run_dir = folder / "one job"
     script = SCRIPTS / "slurm" / "one_job.sbatch"
     job = cluster.submit(script, config, f"run_dir={run_dir}", tasks="2", MASTER_PORT=port)
-    wait_until(lambda: reached(run_dir, 3), 100, lambda: cluster.output(job))
+    wait_until(lambda: reached(run_dir, 3), 150, lambda: cluster.output(job))
     cluster.signal(job, signal.SIGUSR1)
     assert cluster.wait(job) == 75, cluster.output(job)
     assert f"scontrol requeue {job}" in cluster.calls()
