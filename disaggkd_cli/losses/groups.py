@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from disaggkd_cli.losses.arguments import LossArgumentError
+from disaggkd_cli.losses.collectives import all_gather
 
 
 @dataclass(frozen=True)
@@ -94,5 +95,5 @@ def agree_on_shards(
 def _gathered(group: dist.ProcessGroup, numbers: list[int], device: torch.device) -> tuple[list[list[int]], int]:
     own = torch.tensor(numbers, dtype=torch.int64, device=device)
     everyone = own.new_empty(dist.get_world_size(group) * len(numbers))
-    dist.all_gather_into_tensor(everyone, own, group=group)
+    all_gather(everyone, own, group)
     return everyone.view(-1, len(numbers)).tolist(), dist.get_rank(group)

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from disaggkd_cli.losses.collectives import all_gather
 from disaggkd_cli.losses.tiling import STATISTICS, STATISTICS_SLOTS
 
 
@@ -87,7 +88,7 @@ class StatisticsOfWindow:
             return merged
         own = _stacked(merged)
         everyone = own.new_empty(dist.get_world_size(group) * len(own), own.shape[1])
-        dist.all_gather_into_tensor(everyone, own, group=group)
+        all_gather(everyone, own, group)
         return merge(RowStatistics(*everyone.view(-1, *own.shape).unbind(1)))
 
     def _parts(self) -> RowStatistics:

@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from disaggkd_cli.errors import UserError
 from disaggkd_cli.losses import Head, LossOutput, shard_bounds
 from disaggkd_cli.losses.arguments import IGNORED_LABEL
+from disaggkd_cli.losses.collectives import all_gather, reduce_scatter
 from disaggkd_cli.models import head_of
 from disaggkd_cli.training.layout import REPLICATE, SHARD, waiting_for
 
@@ -80,7 +81,7 @@ class VocabularyParallel:
         own = torch.tensor([tokens, rows], device=device)
         everyone = own.new_empty(2 * self.ranks)
         with waiting_for("the size of each rank's micro-batch"):
-            dist.all_gather_into_tensor(everyone, own, group=self.group)
+            all_gather(everyone, own, self.group)
         self._most_tokens, self._most_rows = everyone.view(-1, 2).amax(0).tolist()
         self._weight = self._local(self.output.weight)
 
@@ -165,7 +166,7 @@ def _gathered(rows: Tensor, most: int, group: dist.ProcessGroup, value: float = 
     """Return the rows of all ranks, [ranks · most, …], each rank's padded to `most`."""
     everyone = rows.new_empty((dist.get_world_size(group) * most, *rows.shape[1:]))
     if most:
-        dist.all_gather_into_tensor(everyone, _padded(rows.detach(), most, value), group=group)
+        all_gather(everyone, _padded(rows.detach(), most, value), group)
     return everyone
 
 
@@ -217,7 +218,7 @@ class _Lookup(torch.autograd.Function):
             local = (everyone - start).clamp(0, len(shard) - 1)
             out = F.embedding(local, shard).to(dtype).masked_fill_(~mine[:, None], 0)
         own = out.new_empty((most, shard.shape[1]))
-        dist.reduce_scatter_tensor(own, out, group=group)
+        reduce_scatter(own, out, group)
         trained = mine if padding_idx is None else mine & (everyone != padding_idx)
         # Gradients of ids that are not this shard's go to a row past its end, which is dropped.
         ctx.slots = torch.where(trained, everyone - start, len(shard))
