@@ -114,7 +114,7 @@ def in_one_layer(work: Workload) -> Term:
         "gradients instead",
         saved=_layer_saved(work),
         G=work.student_parameters.largest_layer,
-        trained=1 if work.trained else 0,
+        trained=work.layer_trained,
         **_transient(work),
     )
 
@@ -127,7 +127,7 @@ def in_one_saved_layer(work: Workload) -> Term:
         "gradients in flight; at the end of its backward its weights' gradients, less what it saved",
         saved=_layer_saved(work),
         G=work.student_parameters.largest_layer,
-        trained=1 if work.trained else 0,
+        trained=work.layer_trained,
         **_transient(work),
     )
 
@@ -274,7 +274,7 @@ def reducing(work: Workload) -> Term:
         _FSDP + ": the reduce-scatter's input of the layer before, in float32",
         r=reduce_bytes(work),
         G=work.student_parameters.largest_layer,
-        trained=1 if work.trained else 0,
+        trained=work.layer_trained,
     )
 
 
@@ -332,8 +332,9 @@ def root_reduce(work: Workload) -> list[Term]:
     return [
         term(
             "root reduction",
-            "(b + r) * G_root",
+            "(b + r) * G_root * trained",
             _FSDP + ": whole gradients and the reduce-scatter's input",
+            trained=int(work.root_trained),
             b=work.student_bytes,
             r=reduce_bytes(work),
             G_root=_root_parameters(work),

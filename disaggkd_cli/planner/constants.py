@@ -122,6 +122,7 @@ OTHER_FULL_LOGITS: dict[str, tuple[float, str]] = {
 NOT_MODELLED = [
     "fragmentation beyond the reserve factor; CUDA graphs' private pools",
     "imbalance of expert routing (set a margin of 1.2-2 on MoE activations), expert parallelism of students",
+    "activations inside low-rank adapters (rank elements a token for each adapted matrix)",
     "vision towers and multi-token-prediction heads",
     "attention of multi-head latent attention on GPUs (head sizes that flash kernels pad)",
     "chunk states that fla's delta-net kernel may keep; torch's own delta net needs far more (`--verify` shows it)",

@@ -9,10 +9,12 @@ import yaml
 from disaggkd_cli.config import Config
 from disaggkd_cli.config.packing import separates_documents
 from disaggkd_cli.errors import UserError
+from disaggkd_cli.planner.adapters import adapter_parameters
 from disaggkd_cli.planner.constants import constant
 from disaggkd_cli.planner.freezing import trained_share
 from disaggkd_cli.planner.hardware import Catalogue, load_catalogue
 from disaggkd_cli.planner.models import resolve_model
+from disaggkd_cli.planner.parameters import count_parameters
 from disaggkd_cli.planner.shapes import ModelShape
 from disaggkd_cli.planner.workload import Cluster, Efficiency, Workload, is_hybrid, is_sparse
 from disaggkd_cli.units import parse_bytes
@@ -39,7 +41,7 @@ def workload_of(config: Config, hardware: str | None = None, gpus: int | None = 
     student = _student_shape(config, teacher)
     catalogue = load_catalogue(config.hardware.catalogue)
     cluster = _cluster(config, catalogue, hardware)
-    share, head_trained = trained_share(student, config.student.freeze)
+    share, layer_share, head_trained = _trained(config, student)
     on_cpu = config.launch.device == "cpu"
     return Workload(
         teacher=teacher,
@@ -54,7 +56,9 @@ def workload_of(config: Config, hardware: str | None = None, gpus: int | None = 
         ranks_per_replica=config.teacher.ranks_per_replica,
         parallelism=config.teacher.parallelism,
         trained=share,
+        layer_trained=layer_share,
         head_trained=head_trained,
+        root_trained=config.student.lora is None,
         micro_batch_tokens=config.train.micro_batch_sequences * config.data.sequence_length,
         sequence=config.data.sequence_length,
         accumulation=config.train.accumulation,
@@ -71,6 +75,16 @@ def workload_of(config: Config, hardware: str | None = None, gpus: int | None = 
         cached=config.teacher.cache is not None,
         price_per_hour=config.hardware.gpu_hour_price or cluster.student_gpu.price_per_hour,
     )
+
+
+def _trained(config: Config, student: ModelShape) -> tuple[float, float, bool]:
+    """Trained parameters as shares of all and of the largest layer's, and whether the head is trained."""
+    if config.student.lora is None:
+        share, head_trained = trained_share(student, config.student.freeze)
+        return share, 1.0 if share else 0.0, head_trained
+    parameters = count_parameters(student)
+    adapters, in_largest_layer = adapter_parameters(student, config.student.lora)
+    return adapters / parameters.total, in_largest_layer / parameters.largest_layer, False
 
 
 def _student_shape(config: Config, teacher: ModelShape) -> ModelShape:

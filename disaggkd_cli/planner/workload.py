@@ -45,7 +45,8 @@ class Workload:
 
     Attributes:
         teacher_bytes, student_bytes: bytes an element of weights and compute (the student's masters are float32).
-        trained: trained share of the student's parameters; `head_trained`: whether its head is among them.
+        trained: trained share of the student's parameters; `layer_trained`: of its largest layer's; `head_trained`,
+            `root_trained`: whether its head, or anything outside of the layers, is among them.
         micro_batch_tokens: T; sequence: S; accumulation: micro-batches of one step.
         supervised: share of the tokens whose rows travel and are trained on.
         packed: rows hold several documents.
@@ -67,7 +68,9 @@ class Workload:
     ranks_per_replica: int = 1
     parallelism: str = "fsdp"
     trained: float = 1.0
+    layer_trained: float = 1.0
     head_trained: bool = True
+    root_trained: bool = True
     micro_batch_tokens: int = 8192
     sequence: int = 4096
     accumulation: int = 1
