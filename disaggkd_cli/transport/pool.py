@@ -126,9 +126,9 @@ class TeacherPool:
         return len(self._links)
 
     def stats(self) -> dict[str, dict]:
-        """Return by teacher role: requests, rows, received_bytes, idle_share (as the teacher reports it), linked."""
+        """Return by teacher role: requests, rows, received_bytes, idle_share (as it reports it), linked, backend."""
         with self.changed:
-            wanted = ("requests", "rows", "received_bytes", "idle_share", "linked", "strikes", "blocked")
+            wanted = ("requests", "rows", "received_bytes", "idle_share", "linked", "backend", "strikes", "blocked")
             return {
                 f"{record.identity.role} #{number}": {key: asdict(record)[key] for key in wanted}
                 for number, record in self._records.items()
@@ -206,7 +206,8 @@ class TeacherPool:
             self.dispatch()
             self.changed.notify_all()
         again = " again" if link.record.joined > 1 else ""
-        self.say(f"{link.record.identity.role} joined{again}; {len(self._links)} linked")
+        way = f", its payloads over {link.record.backend}" if self.cuda else ""
+        self.say(f"{link.record.identity.role} joined{again}{way}; {len(self._links)} linked")
         if self._closing:
             link.hang_up(StopReason.LINK_CLOSED)
 

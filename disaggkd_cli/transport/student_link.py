@@ -77,6 +77,7 @@ class TeacherRecord:
     rows: int = 0
     received_bytes: int = 0
     idle_share: float = 0.0
+    backend: str = ""
     nccl_failed: bool = False
     alive_at_loss: int | None = None
 
@@ -175,6 +176,7 @@ class StudentLink:
             link.close()
             raise
         del self._store
+        self.record.backend = link.payloads.backend
         return link
 
     def _send_loop(self, link: Link) -> None:

@@ -69,6 +69,7 @@ def test_hidden_states_arrive_whole_and_in_order(exchange, machine, backend, dty
         lease.release()
     assert taken == list(range(30))
     assert len(gpus.groups) == (2 if backend == "auto" else 0)
+    assert [teacher["backend"] for teacher in pool.stats().values()] == ["nccl" if backend == "auto" else "gloo"]
     if backend == "auto":
         assert sorted({call for group in gpus.groups for call in group.posted}) == ["recv", "send"]
         assert {len(group.posted) for group in gpus.groups} == {26}  # 25 requests with rows, and the probe
