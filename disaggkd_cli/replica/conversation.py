@@ -60,6 +60,12 @@ class Conversation:
             thread.join(_CLOSE_SECONDS)
         self._link.close()
 
+    def drop(self) -> None:
+        """Let go of the link at once; the peer sees that this side is gone."""
+        self._closed = True
+        self._outbox.put(None)
+        self._link.close()
+
     def _say_all(self) -> None:
         try:
             while True:

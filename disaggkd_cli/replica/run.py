@@ -82,10 +82,14 @@ def run_replica(
     forward(IDLE)  # what is slow the first time is slow for all ranks at once, before anybody is served
     try:
         outcome = take_part(rounds, forward, teacher.vocabulary_size, serve_alone, stop)
-    finally:
+    except BaseException:
         for conversation in conversations:
-            conversation.close()
+            conversation.drop()
+        raise
+    finally:
         logger.info("%s: %d rounds, %d of them idle", place.name, rounds.begun, rounds.idle_rounds)
+    for conversation in conversations:
+        conversation.close()
     world.end()
     return outcome
 
@@ -154,7 +158,7 @@ def _open_rounds(config: Config, world: World, stop: threading.Event, shared: bo
     def lost(error: RunError) -> None:
         if rounds.fail(error):
             logger.error("%s: its replica ends, since it lost a rank: %s", world.name, error)
-            ender = threading.Timer(_STUCK_SECONDS + _LEAVE_SECONDS, os._exit, (1,))
+            ender = threading.Timer(_STUCK_SECONDS, os._exit, (1,))
             ender.daemon = True
             ender.start()
 

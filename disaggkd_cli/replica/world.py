@@ -27,9 +27,6 @@ from disaggkd_cli.transport.link import STUDENT, TEACHER, Link, form_link
 from disaggkd_cli.transport.protocol import Header
 from disaggkd_cli.transport.rendezvous import store_endpoint
 
-_FORMING_SECONDS = 120.0
-"""How long ranks of a replica, which start together, may wait for each other before they have a group."""
-
 
 class World:
     """The ranks of this process's replica.
@@ -69,7 +66,7 @@ class World:
             name=f"link {place.name} - {self.names[peer]}",
             generation=place.attempt,
             timeout=self.timeout,
-            forming_timeout=max(self.timeout, _FORMING_SECONDS),
+            forming_timeout=self.timeout,  # the ranks have just met
             bind=resolve_bind(config.launch.bind, store_endpoint(store)),
         )
 
