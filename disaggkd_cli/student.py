@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
@@ -138,7 +138,13 @@ def _recorded_evaluations(directory: RunDirectory, done: int) -> dict[int, dict[
 
 
 def _versions() -> dict[str, str]:
-    return {name: version(name) for name in ("torch", "transformers", "datasets", "safetensors", "omegaconf")}
+    found = {}
+    for name in ("torch", "transformers", "datasets", "safetensors", "omegaconf"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:  # datasets is needed for some kinds of data only
+            found[name] = "not installed"
+    return found
 
 
 def _placement(config: Config, place: Place, device: torch.device) -> dict[str, Any]:

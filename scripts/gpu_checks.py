@@ -19,9 +19,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-NEEDED = ("torch", "transformers", "numpy", "omegaconf", "psutil", "rich", "safetensors", "typer", "datasets")
+NEEDED = ("torch", "transformers", "numpy", "omegaconf", "psutil", "rich", "safetensors", "typer")
 FOR_TESTS = ("pytest",)
-HELPFUL = ("triton", "flash-linear-attention", "causal-conv1d", "liger-kernel", "trl", "hypothesis", "pytest-timeout")
+HELPFUL = ("datasets", "triton", "flash-linear-attention", "causal-conv1d", "liger-kernel", "trl", "pytest-timeout")
 PASSED, FAILED, TIMED_OUT, NOT_RUN = "passed", "FAILED", "TIMED OUT", "NOT RUN"
 TOO_BIG = "too big"
 """For this GPU; the next smaller size is tried, and counts instead."""

@@ -89,7 +89,6 @@ finish() {
         exit 0
     fi
     if [ "$state" = stopped ] && [ "$exit_code" = 75 ]; then
-        say "$reason"
         requeue
         exit 75
     fi
@@ -109,6 +108,7 @@ requeue() {
         say "not requeued: this job had its $most turns already (MAX_REQUEUES)"
         return 0
     fi
+    say "asking SLURM for another turn"
     scontrol requeue "$SLURM_JOB_ID" || say "scontrol could not requeue the job; submit it again, it goes on"
 }
 
