@@ -28,8 +28,8 @@ Student side (per student rank):
 
 `requests` is pulled from the ring's own feeder thread, at most `depth` ahead. Several rings (training, evaluation) may
 share a pool. Between two GPUs payloads go over NCCL (without checksums), else over gloo, from and to a GPU through
-page-locked host memory; both sides agree in the handshake (`backends`). A supervisor may host the store instead of student rank 0; teachers survive the student's restart either
-way.
+page-locked host memory; both sides agree in the handshake (`backends`). A supervisor may host the store instead of
+student rank 0; teachers survive the student's restart either way.
 """
 
 from disaggkd_cli.addresses import listen, resolve_bind, split_endpoint
