@@ -58,8 +58,12 @@ class Cache:
         return self.directory / f"{kind}-{digest[:32]}"
 
     @contextmanager
-    def locked(self, entry: Path, what: str, ready: Callable[[], bool]) -> Iterator[Lock | None]:
+    def locked(
+        self, entry: Path, what: str, ready: Callable[[], bool], outer: Lock | None = None
+    ) -> Iterator[Lock | None]:
         """Hold the entry's lock, unless it gets ready while somebody else holds it (then: None).
+
+        Whoever waits for `outer`, which this process holds, is given signs of life while it waits in its turn.
 
         Raises:
             RunError: whoever holds it has given no sign of life for SILENCE seconds.
@@ -71,7 +75,7 @@ class Cache:
                 if ready():
                     yield None
                     return
-                self._wait(path, what, begun)
+                self._wait(path, what, begun, outer)
             try:
                 lock = Lock(path, self._progress)
                 lock.sign("", 0, None)
@@ -79,7 +83,7 @@ class Cache:
             finally:
                 fcntl.flock(file, fcntl.LOCK_UN)
 
-    def _wait(self, path: Path, what: str, begun: float) -> None:
+    def _wait(self, path: Path, what: str, begun: float, outer: Lock | None) -> None:
         # An old file may just have been locked, and not signed yet.
         silent = time.time() - max(begun, path.stat().st_mtime)
         try:
@@ -93,6 +97,8 @@ class Cache:
                 f"data.cache: waited for {who}, which holds {path} ({task}), but it has given no sign of life for "
                 f"{silent:.0f} s; end it, or set data.cache to another directory"
             )
+        if outer is not None:
+            outer.sign("", documents, share)
         if self._progress:
             self._progress(f"{task} (by {who}; waiting for it)", documents, share)
         time.sleep(_POLL)

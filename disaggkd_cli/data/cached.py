@@ -93,7 +93,7 @@ class CachedBuild:
         what = f"tokenising {source.key}"
         for _ in range(2):
             if not files.is_complete():
-                with self.cache.locked(entry, what, files.is_complete) as lock:
+                with self.cache.locked(entry, what, files.is_complete, outer) as lock:
                     if lock is not None and not files.is_complete():
                         if (entry / "complete.json").exists():
                             notes.add(f"data.cache: {entry} was damaged (files of wrong sizes) and is built anew")
@@ -102,7 +102,7 @@ class CachedBuild:
             damaged = files.damage()
             if damaged is None:
                 return files.open()
-            with self.cache.locked(entry, what, lambda: False):
+            with self.cache.locked(entry, what, lambda: False, outer):
                 if files.damage() is not None:
                     notes.add(f"data.cache: {entry} was damaged ({damaged}) and is built anew")
                     shutil.rmtree(entry)

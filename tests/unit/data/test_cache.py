@@ -216,6 +216,19 @@ def test_waiting_for_somebody_who_does_not_get_on_ends(tmp_path):
             assert other is None
 
 
+@pytest.mark.timeout(60)
+def test_who_waits_in_its_turn_gives_signs_of_life_to_those_who_wait_for_it(tmp_path):
+    cache = Cache(tmp_path / "cache")
+    outer, inner = cache.entry("sequences", 1), cache.entry("tokens", 1)
+    with cache.locked(outer, "laying out", lambda: False) as held, cache.locked(inner, "", lambda: False) as other:
+        other.sign("tokenising data.train", 7, 0.5)
+        with cache.locked(
+            inner, "", lambda: '"documents": 7' in outer.with_name(outer.name + ".lock").read_text(), held
+        ) as lock:
+            assert lock is None
+        assert json.loads(outer.with_name(outer.name + ".lock").read_text())["documents"] == 7
+
+
 def test_a_full_disk_is_said_and_finished_shards_are_gone_on_with(texts, byte_tokenizer, tmp_path):
     config = data_config(texts, sequence_length=32, cache=str(tmp_path / "cache"))
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
