@@ -13,7 +13,10 @@ from disaggkd_cli.units import format_bytes
 EQUAL_LOSS = 1e-5
 """Losses that lie no further apart than this count as the same."""
 
-_WORDS = {True: "holds", False: "does not hold", None: "cannot be told: rounds overlap, or there is one"}
+ALIKE = 0.02
+"""Peaks that differ by no more than this share are the same: pages, threads and texts weigh a little either way."""
+
+_WORDS = {True: "holds", False: "does not hold", None: "cannot be told"}
 _ORDERS = (
     ("disaggregated_fused", "colocated_fused"),
     ("disaggregated_fused", "colocated_full"),
@@ -25,7 +28,7 @@ def claims(modes: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
     """Return what the measurements say of the claims that they can judge: `{claim, holds, figures}` each.
 
     A speed-up holds only when the slowest round of one mode beats the fastest of the other; `None` means that the
-    rounds overlap, or that there was only one, so that nothing can be said. Memory is that of training alone.
+    rounds overlap, or that there was only one, or that peaks are alike. Memory is that of training alone.
     """
     found = []
     first = next(iter(modes))
@@ -39,11 +42,12 @@ def claims(modes: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
     found += [_faster(fast, slow, modes) for fast, slow in here]
     for lean, fat in here:
         sizes = [max((modes[one]["training_bytes"] or modes[one]["peak_bytes"]).values()) for one in (lean, fat)]
+        alike = abs(sizes[0] - sizes[1]) <= ALIKE * max(sizes)
         found.append(
             {
                 "claim": f"less memory in the fullest rank: {lean} than {fat}",
-                "holds": sizes[0] < sizes[1],
-                "figures": f"{format_bytes(sizes[0])} against {format_bytes(sizes[1])}",
+                "holds": None if alike else sizes[0] < sizes[1],
+                "figures": f"{format_bytes(sizes[0])} against {format_bytes(sizes[1])}{', alike' if alike else ''}",
             }
         )
     return found
@@ -52,17 +56,18 @@ def claims(modes: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
 def _faster(fast: str, slow: str, modes: dict[str, dict[str, Any]]) -> dict[str, Any]:
     low, high = modes[fast]["tokens_per_second_spread"], modes[slow]["tokens_per_second_spread"]
     holds = True if low[0] > high[1] else False if low[1] < high[0] else None
+    why = ", rounds overlap" if holds is None else ""
     if min(len(modes[one]["rounds"]) for one in (fast, slow)) < 2:
-        holds = None
+        holds, why = None, ", one round"
     ratio = modes[fast]["tokens_per_second"] / modes[slow]["tokens_per_second"]
-    return {"claim": f"faster: {fast} than {slow}", "holds": holds, "figures": f"{ratio:.2f} x"}
+    return {"claim": f"faster: {fast} than {slow}", "holds": holds, "figures": f"{ratio:.2f} x{why}"}
 
 
 def reasons(modes: dict[str, dict[str, Any]]) -> list[str]:
     """Return where the time of a step goes, side by side, as far as both ways were measured.
 
-    What gathers cost is a difference: the teacher's forward where it is sharded, less the busy time of the resident
-    teacher on the same tokens, shared over as many ranks.
+    What gathers cost, and the ranks' waiting for each other in them, is a difference: the teacher's forward where it is
+    sharded, less the busy time of the resident teacher on the same tokens, shared over as many ranks.
     """
     apart = modes.get("disaggregated_fused")
     found = []
@@ -76,9 +81,8 @@ def reasons(modes: dict[str, dict[str, Any]]) -> list[str]:
         )
         if apart is not None:
             alone = apart["teacher_busy_seconds"] * apart["ranks"]["teacher"] / one["ranks"]["colocated"]
-            text += f"; a resident teacher's share of the same tokens takes {alone:.3f} s, so the rest is gathering"
-            if one["wait_seconds"] < alone:
-                text = text.replace(", so the rest is gathering", ", no less")
+            rest = "so the rest is gathering and waiting for each other" if one["wait_seconds"] > alone else "no less"
+            text += f"; a resident teacher's share of the same tokens takes {alone:.3f} s, {rest}"
         found.append(text)
     if apart is not None:
         found.append(
@@ -145,7 +149,7 @@ def write_html(path: Path, result: dict[str, Any], runs: Sequence[Path]) -> None
     rows = [[escape(one["claim"]), _WORDS[one["holds"]], escape(one["figures"])] for one in result["claims"]]
     why = "".join(f"<li>{escape(text)}</li>" for text in reasons(result["modes"]))
     figures = f"<pre>{escape(format_step_report(result))}</pre>"
-    judged = table(("claim, on this machine", "", ""), rows)
+    judged = table(("claim, on this machine", "", ""), rows).replace("<table>", '<table class="text">', 1)
     section = (
         f'<section><h2>Measured</h2>{judged}<ul class="terms">{why}</ul>'
         f"<details><summary>as printed</summary>{figures}</details></section>"

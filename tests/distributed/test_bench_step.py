@@ -120,6 +120,12 @@ def test_a_speed_up_holds_only_when_rounds_do_not_overlap(fast, slow, holds):
     assert [one["holds"] for one in found if one["claim"].startswith("faster")] == [holds]
 
 
+@pytest.mark.parametrize(("lean", "holds"), [(90, True), (99, None), (110, False)])
+def test_peaks_that_are_alike_decide_nothing(lean, holds):
+    modes = {"colocated_full": figures([1, 2], 100 << 20), "colocated_fused": figures([1, 2], lean << 20)}
+    assert [one["holds"] for one in claims(modes) if one["claim"].startswith("less memory")] == [holds]
+
+
 def test_losses_that_differ_are_said():
     found = claims({"colocated_full": figures([1, 2]), "colocated_fused": figures([1, 2], losses=(1.0, 0.5001))})
     assert found[0]["holds"] is False and found[0]["figures"] == "0.0001 apart"
