@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from disaggkd_cli.config import TrainConfig
-from disaggkd_cli.data import load_tokenizer
+from disaggkd_cli.data import empty_micro_batch, load_tokenizer
 from disaggkd_cli.errors import RunError
 from disaggkd_cli.models import load_causal_lm, resolve_source
 from disaggkd_cli.planner import components
@@ -142,6 +142,15 @@ def checkpoints_cross(written: Case, read: Case, folder: Path) -> None:
         assert all(torch.equal(exported[name], tensor) for name, tensor in whole.items())
 
 
+def no_rank_has_a_row(folder: Path) -> None:
+    """A zero that reaches every parameter, and no NaN."""
+    module = replace(CUT, tied=True).sharded()
+    loss, out = module(empty_micro_batch(1, 8, 0), torch.empty(0, TEACHER_WIDTH), 0)
+    loss.backward()
+    assert loss.item() == out.kd.item() == 0
+    assert all(float(parameter.grad.full_tensor().abs().max()) == 0 for parameter in module.parameters())
+
+
 def a_rank_that_stays_away_is_named(folder: Path) -> None:
     """The wait ends at the group's timeout and says what it was for."""
     group = dist.new_group(timeout=timedelta(seconds=1))
@@ -164,6 +173,7 @@ PROOFS: dict[str, Callable[[Path], None]] = {
     "memory: cut, tied": partial(memory_is_what_the_planner_says, replace(CUT, tied=True)),
     "memory: no head is ever whole": no_head_is_ever_whole,
     **{f"checkpoint: {name}": partial(checkpoints_cross, *pair) for name, pair in CROSSINGS.items()},
+    "no rank has a row": no_rank_has_a_row,
     "a rank that stays away is named": a_rank_that_stays_away_is_named,
 }
 SLOW_PROOFS = {2: _gradients(COMPILED), 4: _gradients(ON_FOUR_RANKS)}
