@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import signal
 import sys
 import time
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -17,6 +17,7 @@ from disaggkd_cli.config import Config
 from disaggkd_cli.errors import UserError
 from disaggkd_cli.launch import TEACHER, Place, settle_interfaces, threads_for
 from disaggkd_cli.training.process import keep_memory_record
+from disaggkd_cli.training.layout import group_timeout
 from disaggkd_cli.training.run_directory import RunDirectory, log_path
 from disaggkd_cli.transport import open_store
 
@@ -33,6 +34,7 @@ def set_up(config: Config, place: Place, directory: RunDirectory | None) -> torc
         # SLURM and torchrun give every rank the signal that means "save and stop". A teacher has nothing to save, and
         # the student needs it for the step that it still finishes; it ends when the student says so.
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    raise_file_limit()
     settle_interfaces(config, place)
     open_log(place, directory)
     transformers.utils.logging.disable_progress_bar()
@@ -43,6 +45,15 @@ def set_up(config: Config, place: Place, directory: RunDirectory | None) -> torc
     if directory is not None:
         keep_memory_record(directory.logs, place.name, device)
     return device
+
+
+def raise_file_limit() -> None:
+    """Let this process open as many files as it may, up to 65,536: the rank that serves the store holds two connections
+    of every other rank, and every link is one more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 65536 if hard == resource.RLIM_INFINITY else min(hard, 65536)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _device(config: Config, place: Place) -> torch.device:
@@ -102,10 +113,7 @@ def meet(config: Config, place: Place, *, timeout: float) -> dist.Store:
 
 
 def init_group(config: Config, place: Place, store: dist.Store, device: torch.device) -> dist.ProcessGroup:
-    """Form the default process group of this process's own role and return it.
-
-    A rank may wait for another one that waits for a teacher, so the group's timeout lies above `teacher_wait`.
-    """
+    """Form the default process group of this process's own role and return it."""
     backend = "nccl" if device.type == "cuda" else "gloo"
     if device.type == "cuda":
         backend = "cpu:gloo,cuda:nccl"
@@ -115,6 +123,6 @@ def init_group(config: Config, place: Place, store: dist.Store, device: torch.de
         store=dist.PrefixStore(prefix, store),
         rank=place.rank,
         world_size=place.size,
-        timeout=timedelta(seconds=config.transport.teacher_wait + config.transport.timeout + 300),
+        timeout=group_timeout(config),
     )
     return dist.group.WORLD

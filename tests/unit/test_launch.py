@@ -201,6 +201,20 @@ def test_jobs_of_their_own_meet_without_the_prefix_of_a_world(no_interfaces):
     assert teacher.get("hello") == b"there"
 
 
+def test_a_rank_opens_as_many_files_as_it_may():
+    import resource
+
+    from disaggkd_cli.runtime import raise_file_limit
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(256, hard), hard))
+        raise_file_limit()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (min(hard, 65536), hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
 def test_several_replicas_in_one_teacher_step_and_in_an_array_of_them():
     run = config(teacher={"ranks_per_replica": 2}, launch={"rendezvous": "there:1", "bind": "all"})
     found = [find_place(run, "teacher", slurm(rank, 4, SLURM_ARRAY_TASK_ID=3)) for rank in range(4)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
 
@@ -43,6 +45,23 @@ def test_more_memory_never_makes_the_reference_head_slower(device):
     floor = 2 * 8192 * 248320 * (3 * 4096 + 2048) / DEVICES[device].flops
     assert floor <= tilings[-1].seconds <= 1.4 * floor
     assert tilings[4].window >= 512, "at 1 GiB a window's products are bound by arithmetic"
+
+
+@pytest.mark.parametrize("device", GPUS)
+def test_losses_of_any_size_find_a_tiling_within_the_budget(device, seed):
+    draw = random.Random(seed)
+    for _ in range(40):
+        shape = LossShape(
+            rows=draw.choice([1, 7, 100, 2048, 8192]), shared=draw.choice([33, 700, 32768, 151936]),
+            student_width=draw.choice([16, 256, 4096]), teacher_width=draw.choice([24, 192, 5120]),
+            student_surplus=draw.choice([0, 5]), teacher_surplus=draw.choice([0, 300]), sweeps=draw.choice([0, 1, 2]),
+            operand_bytes=draw.choice([2, 4]), gradient_copy_bytes=draw.choice([0, 2]),
+            compiled=draw.random() < 0.5, weight_copy=draw.random() < 0.5, gradients=draw.random() < 0.8, device=device,
+        )  # fmt: skip
+        for budget in (2**26, 2**30):
+            tiling = choose_tiling(shape, budget)
+            assert tiling.scratch_bytes <= budget
+            assert 0 < tiling.seconds < float("inf")
 
 
 @pytest.mark.parametrize("device", GPUS)
