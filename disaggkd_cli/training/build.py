@@ -94,6 +94,7 @@ def build_parts(config: Config, say: Say) -> Parts:
     say(f"documents are {'packed into rows' if pack else 'kept one per row'}: {reason}")
     splits = read_texts(config, tokenizer, pack, say)
     model = build_student(config)
+    freeze(model, config.student.freeze)  # what travels depends on whether the head is trained
     if config.student.attention != FLASH:  # which cannot run where the checks run, on the CPU
         set_attention(model, config.student.attention, "student.attention")
     head = head_of(model)
