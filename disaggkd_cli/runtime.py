@@ -16,8 +16,8 @@ import transformers
 from disaggkd_cli.config import Config
 from disaggkd_cli.errors import UserError
 from disaggkd_cli.launch import TEACHER, Place, settle_interfaces, threads_for
-from disaggkd_cli.training.process import keep_memory_record
 from disaggkd_cli.training.layout import group_timeout
+from disaggkd_cli.training.process import keep_memory_record
 from disaggkd_cli.training.run_directory import RunDirectory, log_path
 from disaggkd_cli.transport import open_store
 
