@@ -208,7 +208,7 @@ def make_nccl_group(store: dist.Store, side: int, device: torch.device) -> Any:
                 del os.environ[_ERROR_HANDLING]
             else:
                 os.environ[_ERROR_HANDLING] = before
-    group.eager_connect_single_device(device)
+    group.eager_connect_single_device(device)  # one communicator now, not another for each direction later
     return group
 
 
@@ -226,6 +226,7 @@ def form_nccl_payloads(
     Raises:
         LinkLost: it did not form in `forming_timeout` seconds, or the probe did not come through whole.
     """
+    store.set_timeout(timedelta(seconds=forming_timeout))
     formed: list[NcclPayloads] = []
     failed: list[Exception] = []
 
