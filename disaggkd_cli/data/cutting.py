@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-PIECE_CHARACTERS = 1 << 20
+PIECE_CHARACTERS = 1 << 18
 CONTEXT = 256
 _TRIES = 64
 _BEFORE_SPACE = re.compile(r"(?<=[^\W\d_])(?=\s)")

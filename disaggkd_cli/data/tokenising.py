@@ -37,7 +37,8 @@ Progress = Callable[[str, int, float | None], None]
 WORTH_WORKERS = 16 << 20
 """Bytes of texts below which starting processes takes longer than they save."""
 MOST_WORKERS = 32
-_CHARACTERS_AT_ONCE = 4_000_000
+_CHARACTERS_AT_ONCE = 1 << 20
+"""Characters of text in a batch: a tokenizer takes some hundred bytes a token while it works."""
 _DOCUMENTS_AT_ONCE = 1024
 
 
