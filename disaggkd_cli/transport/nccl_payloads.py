@@ -33,7 +33,8 @@ ABORT_SECONDS = 10.0
 _WATCHDOG_SECONDS = 24 * 3600.0
 """The watchdog of torch ends the process; the bounds of this file come first."""
 _PROBE_BYTES = 2**16
-_ERROR_HANDLING = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+_TORCH_SETTINGS = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_BLOCKING_WAIT": "0"}
+"""A dead peer must not end the process, and a wait is the stream's and not the host's."""
 
 _issue = threading.Lock()
 """NCCL's guide: operations on several communicators of one device are not issued from several threads at once. The
@@ -146,7 +147,7 @@ class NcclPayloads:
             with self._cuda.on(self._stream):
                 behind.record(self._stream)
             self._abort(behind, call)
-            raise LinkLost(f"{self._name}: NCCL refused to {call} a payload: {str(error).splitlines()[0]}") from error
+            raise LinkLost(f"{self._name}: NCCL refused to {call} a payload: {_first_line(error)}") from error
 
     def _abort(self, behind: torch.cuda.Event, verb: str) -> None:
         """Abort the communicator and prove by `behind` that its kernels are done.
@@ -197,17 +198,17 @@ def make_nccl_group(store: dist.Store, side: int, device: torch.device) -> Any:
     options.config.blocking = 0  # or else an abort cannot interrupt a call that waits inside NCCL
     options._timeout = timedelta(seconds=_WATCHDOG_SECONDS)
     with _forming:
-        # A dead peer must not end this process. The variable is read while the group is made, so only this one is
-        # without torch's handler; the groups of the student's own ranks keep theirs.
-        before = os.environ.get(_ERROR_HANDLING)
-        os.environ[_ERROR_HANDLING] = "0"
+        # They are read while a group is made: this one alone has them, the groups of a role's own ranks keep theirs.
+        before = {name: os.environ.get(name) for name in _TORCH_SETTINGS}
+        os.environ.update(_TORCH_SETTINGS)
         try:
             group = dist.ProcessGroupNCCL(store, side, 2, options)
         finally:
-            if before is None:
-                del os.environ[_ERROR_HANDLING]
-            else:
-                os.environ[_ERROR_HANDLING] = before
+            for name, value in before.items():
+                if value is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = value
     group.eager_connect_single_device(device)  # one communicator now, not another for each direction later
     return group
 
@@ -229,26 +230,34 @@ def form_nccl_payloads(
     store.set_timeout(timedelta(seconds=forming_timeout))
     formed: list[NcclPayloads] = []
     failed: list[Exception] = []
+    decision, given_up = threading.Lock(), threading.Event()
 
     def form() -> None:
+        channel = None
         try:
             with cuda.on(cuda.stream()):
                 channel = NcclPayloads(make_nccl_group(store, side, cuda.device), side, cuda, name, forming_timeout)
                 _probe(channel, side, cuda)
             channel._timeout, channel._issue = timeout, _issue
-            formed.append(channel)
+            with decision:
+                if not given_up.is_set():
+                    formed.append(channel)
         except Exception as error:  # raised again below, in the calling thread
             failed.append(error)
+        if channel is not None and not formed:
+            channel.close()
 
     # NCCL's own calls have no bound: a thread of its own may stay in one, this one does not.
     thread = threading.Thread(target=form, name=f"NCCL: {name}", daemon=True)
     thread.start()
     thread.join(forming_timeout)
-    if formed:
-        return formed[0]
+    with decision:
+        if formed:
+            return formed[0]
+        given_up.set()
     if failed and isinstance(failed[0], ChannelWedged):
         raise failed[0]
-    cause = str(failed[0]).splitlines()[0] if failed else f"nothing within {forming_timeout:g} s"
+    cause = _first_line(failed[0]) if failed else f"nothing within {forming_timeout:g} s"
     raise LinkLost(f"{name}: no payloads over NCCL: {cause}")
 
 
@@ -257,10 +266,15 @@ def _probe(channel: NcclPayloads, side: int, cuda: Cuda) -> None:
     pattern = (torch.arange(_PROBE_BYTES) % 251).to(torch.uint8)
     if side == TEACHER:
         slot.buffer.copy_(pattern)
-        cuda.finish()
+    cuda.finish()
+    if side == TEACHER:
         channel.start(slot.buffer).wait()
         return
     channel.receive(slot, _PROBE_BYTES)
     with channel.looking():
         if not torch.equal(slot.buffer.cpu(), pattern):
             raise LinkLost("the probe arrived damaged")
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)

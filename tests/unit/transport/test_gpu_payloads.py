@@ -235,8 +235,10 @@ def test_a_damaged_probe_refuses_the_channel(pair_of_channels):
         def send(self, tensors, peer, tag):
             return super().send([tensor ^ 4 for tensor in tensors], peer, tag)
 
-    student, teacher = pair_of_channels(Flipping)
+    groups = []
+    student, _ = pair_of_channels(lambda *arguments: (groups.append(Flipping(*arguments)), groups[-1])[1])
     assert "the probe arrived damaged" in str(student)
+    assert any(group.aborted.wait(5) for group in groups)
 
 
 def test_a_channel_that_does_not_form_in_time_says_so(pair_of_channels):
@@ -246,6 +248,20 @@ def test_a_channel_that_does_not_form_in_time_says_so(pair_of_channels):
 
     student, _ = pair_of_channels(Slow, forming_timeout=0.2)
     assert "no payloads over NCCL: nothing within 0.2 s" in str(student)
+
+
+def test_a_channel_that_forms_too_late_is_given_up_again(pair_of_channels):
+    groups = []
+
+    class Late(FakeNccl):
+        def __init__(self, *arguments):
+            time.sleep(0.5)
+            super().__init__(*arguments)
+            groups.append(self)
+
+    pair_of_channels(Late, forming_timeout=0.2)
+    wait_until(lambda: len(groups) == 2)
+    assert all(group.aborted.wait(10) for group in groups)
 
 
 def test_a_closed_channel_gives_its_communicator_up_and_refuses_further_payloads(pair_of_channels):
@@ -284,8 +300,8 @@ def test_an_operation_that_nccl_refuses_loses_the_link(pair_of_channels):
 
 
 @pytest.mark.parametrize("before", [None, "3"])
-def test_a_group_is_capped_interruptible_and_without_the_handler_that_ends_processes(monkeypatch, before):
-    variable = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+@pytest.mark.parametrize("variable", ["TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_BLOCKING_WAIT"])
+def test_a_group_is_capped_interruptible_and_without_the_handler_that_ends_processes(monkeypatch, variable, before):
     monkeypatch.delenv(variable, raising=False)
     if before:
         monkeypatch.setenv(variable, before)
