@@ -93,7 +93,7 @@ def test_a_killed_rank_takes_its_replica_along_and_all_of_it_comes_back(
         DISAGGKD_TESTING="1", DISAGGKD_FAULT=",".join(f"teacher {name}.forward:sleep:0.3" for name in
                                                       ("0.0", "0.1", "1.0", "1.1")),
     )  # fmt: skip
-    wait_until(lambda: steps_done(run) >= 2, "second step", 120)
+    await_service(run)
     victim = process_of("teacher 0", rank, run)
     os.kill(victim, signal.SIGKILL)
     killed = time.monotonic()
@@ -108,6 +108,13 @@ def test_a_killed_rank_takes_its_replica_along_and_all_of_it_comes_back(
     else:
         assert losses(run)[:10] == pytest.approx(losses(reference)[:10], rel=1e-5)
     assert descendants(str(run)) == []
+
+
+def await_service(run) -> None:
+    """Wait until replica 0 answers and the student trains."""
+    log = run / "logs" / "teacher_0.0.log"
+    wait_until(lambda: log.exists() and "serves student 0" in log.read_text(), "link of replica 0", 120)
+    wait_until(lambda: steps_done(run) >= 2, "second step", 120)
 
 
 def process_of(replica: str, rank: int, run, but: int | None = None) -> int | None:
@@ -127,7 +134,7 @@ def process_of(replica: str, rank: int, run, but: int | None = None) -> int | No
 def test_a_stalled_rank_takes_its_replica_along(reference_config, reference, tmp_path):
     run = tmp_path / "run"
     job = start_slow_run(reference_config, run, "teacher.replicas=2", *SHARDED, "transport.timeout=4")
-    wait_until(lambda: steps_done(run) >= 2, "second step", 120)
+    await_service(run)
     stalled = process_of("teacher 0", 1, run)
     os.kill(stalled, signal.SIGSTOP)
     try:
@@ -145,9 +152,9 @@ def test_sigterm_to_one_rank_ends_the_replica_well(reference_config, reference, 
     run = tmp_path / "run"
     job = start(
         ["run", str(reference_config), f"run_dir={run}", "teacher.replicas=2", *layout],
-        DISAGGKD_TESTING="1", DISAGGKD_FAULT="teacher 1.0.forward:sleep:0.3",
+        DISAGGKD_TESTING="1", DISAGGKD_FAULT="teacher 0.0.forward:sleep:0.2,teacher 1.0.forward:sleep:0.3",
     )  # fmt: skip
-    wait_until(lambda: steps_done(run) >= 2, "second step", 120)
+    await_service(run)
     os.kill(process_of("teacher 0", 1, run), signal.SIGTERM)
     code, output = finish(job, 240)
     assert code == 0, output
