@@ -10,7 +10,7 @@ import time
 import pytest
 
 from tests.distributed.test_launchers import free_port
-from tests.distributed.test_run_faults import assert_undisturbed, start_slow_run, steps_done, wait_until
+from tests.distributed.test_run_faults import assert_undisturbed, steps_done, wait_until
 from tests.support.models import tiny_model
 from tests.support.runs import (
     descendants,
@@ -26,6 +26,8 @@ from tests.support.runs import (
 )
 
 SHARDED = ("teacher.ranks_per_replica=2",)
+SLOW = ",".join(f"teacher {rank}.forward:sleep:0.3" for rank in ("0.0", "0.1", "1.0", "1.1"))
+"""An order to take so long for every answer that there is time to disturb a run."""
 TENSOR = ("teacher.ranks_per_replica=2", "teacher.parallelism=tensor")
 
 
@@ -90,8 +92,7 @@ def test_a_killed_rank_takes_its_replica_along_and_all_of_it_comes_back(
     run = tmp_path / "run"
     job = start(
         ["run", str(reference_config), f"run_dir={run}", "teacher.replicas=2", *layout],
-        DISAGGKD_TESTING="1", DISAGGKD_FAULT=",".join(f"teacher {name}.forward:sleep:0.3" for name in
-                                                      ("0.0", "0.1", "1.0", "1.1")),
+        DISAGGKD_TESTING="1", DISAGGKD_FAULT=SLOW,
     )  # fmt: skip
     await_service(run)
     victim = process_of("teacher 0", rank, run)
@@ -133,7 +134,10 @@ def process_of(replica: str, rank: int, run, but: int | None = None) -> int | No
 @pytest.mark.slow
 def test_a_stalled_rank_takes_its_replica_along(reference_config, reference, tmp_path):
     run = tmp_path / "run"
-    job = start_slow_run(reference_config, run, "teacher.replicas=2", *SHARDED, "transport.timeout=4")
+    job = start(
+        ["run", str(reference_config), f"run_dir={run}", "teacher.replicas=2", *SHARDED, "transport.timeout=4"],
+        DISAGGKD_TESTING="1", DISAGGKD_FAULT=SLOW,
+    )  # fmt: skip
     await_service(run)
     stalled = process_of("teacher 0", 1, run)
     os.kill(stalled, signal.SIGSTOP)
@@ -152,7 +156,7 @@ def test_sigterm_to_one_rank_ends_the_replica_well(reference_config, reference, 
     run = tmp_path / "run"
     job = start(
         ["run", str(reference_config), f"run_dir={run}", "teacher.replicas=2", *layout],
-        DISAGGKD_TESTING="1", DISAGGKD_FAULT="teacher 0.0.forward:sleep:0.2,teacher 1.0.forward:sleep:0.3",
+        DISAGGKD_TESTING="1", DISAGGKD_FAULT=SLOW,
     )  # fmt: skip
     await_service(run)
     os.kill(process_of("teacher 0", 1, run), signal.SIGTERM)
