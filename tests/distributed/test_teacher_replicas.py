@@ -245,7 +245,7 @@ def test_one_replica_of_two_ranks_lost_for_good(reference_config, reference, tmp
     run = tmp_path / "run"
     code, output = disaggkd(
         "run", str(reference_config), f"run_dir={run}", "teacher.replicas=2", *SHARDED, "--restarts", "0",
-        DISAGGKD_TESTING="1", DISAGGKD_FAULT="teacher 0.1.payload:kill@3", timeout=240,
+        DISAGGKD_TESTING="1", DISAGGKD_FAULT=f"{SLOW},teacher 0.1.payload:kill@1", timeout=240,
     )  # fmt: skip
     assert code == 0, output
     assert "going on without it" in output
