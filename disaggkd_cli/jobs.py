@@ -92,7 +92,7 @@ def _supervised(command: str, config: Config, arguments: list[str], resume: str,
 
 
 def _supervised_replica(config: Config, arguments: list[str]) -> int:
-    """Run one teacher replica of several ranks here; what they log goes beside a student's logs, if that is here too."""
+    """Run one teacher replica of several ranks here, with logs beside the student's where that runs here too."""
     directory = RunDirectory(Path(config.run_dir).expanduser())
     directory.logs.mkdir(parents=True, exist_ok=True)
     return supervise(config, (TEACHER,), arguments, directory, resume="never", restarts=0)
