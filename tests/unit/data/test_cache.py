@@ -2,6 +2,8 @@
 
 import json
 import resource
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -301,3 +303,40 @@ def test_worker_processes_pass_on_what_is_wrong(tmp_path):
     wrong = write_jsonl(tmp_path / "b.jsonl", chats)
     with pytest.raises(UserError, match="line 1: holds messages, but the tokenizer has no chat template"):
         load_splits(data_config(wrong, workers=2), build_byte_tokenizer(template=None), pack=True, seed=1)
+
+
+BUILDER = """
+import sys
+from types import SimpleNamespace
+from disaggkd_cli.data import load_splits, token_files, tokenising
+from tests.unit.data.support import build_byte_tokenizer
+
+tokenising._DOCUMENTS_AT_ONCE = 10
+token_files.SHARD_TOKENS = 1
+add = token_files.Writer.add
+
+def add_and_hang(self, batch):
+    add(self, batch)
+    if self.documents == 50:
+        self._append(batch.documents)  # bytes behind the last shard
+        print("half", flush=True)
+        sys.stdin.read()
+
+token_files.Writer.add = add_and_hang
+text, cache = sys.argv[1:]
+config = SimpleNamespace(train=text, eval=0.5, format="auto", sequence_length=32, cache=cache)
+load_splits(config, build_byte_tokenizer(), pack=True, seed=1)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_a_killed_builder_leaves_its_lock_and_its_finished_shards(texts, byte_tokenizer, encoded, tmp_path):
+    arguments = [sys.executable, "-c", BUILDER, str(texts), str(tmp_path / "cache")]
+    with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as builder:
+        assert builder.stdout.readline() == "half\n"
+        builder.kill()
+    config = data_config(texts, sequence_length=32, cache=str(tmp_path / "cache"))
+    found = load_splits(config, byte_tokenizer, pack=True, seed=1)
+    assert len(encoded) == len(RECORDS) - 50
+    assert_same(found, load_splits(data_config(texts, sequence_length=32), byte_tokenizer, pack=True, seed=1))
