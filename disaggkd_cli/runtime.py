@@ -17,7 +17,7 @@ from disaggkd_cli.config import Config
 from disaggkd_cli.errors import UserError
 from disaggkd_cli.launch import TEACHER, Place, settle_interfaces, threads_for
 from disaggkd_cli.training.layout import group_timeout
-from disaggkd_cli.training.process import keep_memory_record
+from disaggkd_cli.training.process import cap_gpu_memory, keep_memory_record
 from disaggkd_cli.training.run_directory import RunDirectory, log_path
 from disaggkd_cli.transport import open_store
 
@@ -42,6 +42,7 @@ def set_up(config: Config, place: Place, directory: RunDirectory | None) -> torc
     torch.set_num_threads(threads)
     device = _device(config, place)
     logger.info("%s: process %d, %d threads, device %s", place.name, os.getpid(), threads, device)
+    cap_gpu_memory(device)
     if directory is not None:
         keep_memory_record(directory.logs, place.name, device)
     return device

@@ -133,7 +133,7 @@ def step(
 def frontier(
     config: Annotated[str, typer.Argument(metavar="CONFIG", help="The pair, data and batch to start from.")],
     overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Dotted overrides.")] = None,
-    cap: Annotated[str, typer.Option(help="What the tensors of one rank may take.")] = "512MiB",
+    cap: Annotated[str | None, typer.Option(help="What a rank's tensors may take: 512MiB, on a GPU all of it.")] = None,
     teacher_layers: Annotated[list[int] | None, typer.Option(min=1, help="Layers; may be repeated.")] = None,
     teacher_widths: Annotated[list[int] | None, typer.Option(min=8, help="Hidden sizes; may be repeated.")] = None,
     micro_batches: Annotated[list[int] | None, typer.Option(min=1, help="Sequences; may be repeated.")] = None,
@@ -160,7 +160,7 @@ def frontier(
     options = FrontierOptions(
         config,
         tuple(overrides or ()),
-        parse_cap(cap),
+        None if cap is None else parse_cap(cap),
         teacher_layers=tuple(teacher_layers or ()),
         teacher_widths=tuple(teacher_widths or ()),
         micro_batches=tuple(micro_batches or ()),

@@ -4,8 +4,9 @@ On CPUs the cap is the kernel's (RLIMIT_DATA: private writable memory), set on e
 that wants more is refused. What a rank takes before it holds any model of note (interpreter, libraries, threads) is
 measured first, by role, on a pair of next to nothing, and granted on top of the cap: the cap is then for tensors, as
 the planner counts them. It is in force from the first step on; loading, of which the planner knows nothing, is limited
-as well only with `cap_loading`. Beside each measured cell stands the planner's prediction. Every cell is kept when it
-is measured, so that a bench that is cut off loses one at most.
+as well only with `cap_loading`. On GPUs torch's allocator refuses what lies above the cap, from a rank's start; without
+a cap it is the device's own memory (not run on a GPU yet). Beside each measured cell stands the planner's prediction.
+Every cell is kept when it is measured, so that a bench that is cut off loses one at most.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from disaggkd_cli.errors import UserError
 from disaggkd_cli.planner.fit import roles_of
 from disaggkd_cli.planner.inputs import workload_of
 from disaggkd_cli.planner.memory import RankMemory
+from disaggkd_cli.training.memory_record import read_memory_records
 from disaggkd_cli.training.metrics import read_metrics
 from disaggkd_cli.training.run_directory import RunDirectory, read_status
 from disaggkd_cli.units import format_bytes, parse_bytes
@@ -50,7 +52,7 @@ class FrontierOptions:
 
     Attributes:
         config, overrides: the pair to start from; its models are local directories with a config.json.
-        cap: bytes that the tensors of a rank may take.
+        cap: bytes that the tensors of a rank may take; None: 512 MiB on CPUs, the device's memory on GPUs.
         teacher_layers, teacher_widths, micro_batches, vocabularies: values to take one after the other, all else as in
             the config.
         ranks: total numbers of ranks, teachers' included; the global batch stays, so micro-batches shrink.
@@ -62,7 +64,7 @@ class FrontierOptions:
 
     config: str
     overrides: Sequence[str] = ()
-    cap: int = 512 << 20
+    cap: int | None = None
     teacher_layers: Sequence[int] = ()
     teacher_widths: Sequence[int] = ()
     micro_batches: Sequence[int] = ()
@@ -79,11 +81,11 @@ def bench_frontier(options: FrontierOptions, say: Say) -> dict[str, Any]:
     """Measure and return `{machine, cap_bytes, baseline_bytes, cells: [Cell...], agreement, statements}`.
 
     Raises:
-        UserError: the config's models have no config.json here, or it does not run on CPUs.
+        UserError: the config's models have no config.json here, or there is no GPU and it does not ask for CPUs.
     """
     config = load(options.config, options.overrides, running=True)
-    if config.launch.device != "cpu":
-        raise UserError("launch.device: bench frontier limits the memory of CPU ranks; add launch.device=cpu")
+    gpu = config.launch.device != "cpu"
+    options = replace(options, cap=options.cap or (_gpu_bytes() if gpu else 512 << 20))
     shapes = read_shapes(load(options.config, options.overrides))
     axes = _axes(options)
     for value in options.ranks:
@@ -98,10 +100,11 @@ def bench_frontier(options: FrontierOptions, say: Say) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="disaggkd-frontier-") as temporary:
         pairs = Pairs(Path(temporary), Path(config.teacher.model), shapes, config.teacher.dtype)
         kept = results.find(baseline=True) or results.add(
-            {"baseline": True, "bytes": _baseline(options, pairs, Path(temporary))}
+            {"baseline": True, "bytes": {} if gpu else _baseline(options, pairs, Path(temporary))}
         )
         baseline = kept["bytes"]
-        say("baseline of a rank: " + ", ".join(f"{role} {format_bytes(size)}" for role, size in baseline.items()))
+        if baseline:
+            say("baseline of a rank: " + ", ".join(f"{role} {format_bytes(size)}" for role, size in baseline.items()))
         for axis, value, mode in [(a, v, m) for a, values in axes.items() for v in values for m in options.modes]:
             kept = results.find(mode=mode, axis=axis, value=value)
             if kept is None or kept["measured"] == FAILED:
@@ -203,6 +206,7 @@ def _cell(
     baseline: dict[str, int],
     root: Path,
 ) -> Cell:
+    """Measure one cell. An empty baseline means GPUs: their allocator limits and counts tensors alone."""
     more = [*pair]
     if axis == "micro_batch_sequences":
         more.append(f"train.micro_batch_sequences={value}")
@@ -214,8 +218,8 @@ def _cell(
     planned = roles_of(workload_of(load(arguments[0], arguments[1:])), mode)
     predicted = {role: round(rank.peak_bytes) for role, rank in planned.items()}
     colocated = mode.startswith("colocated")
-    limits = {role: options.cap + baseline["colocated" if colocated else role]
-              for role in (("student",) if colocated else ("student", "teacher"))}  # fmt: skip
+    roles = {"student": "colocated"} if colocated else {"student": "student", "teacher": "teacher"}
+    limits = {role: options.cap + baseline[name] for role, name in roles.items()} if baseline else None
     directory = RunDirectory(run_dir)
     watched = watch_run(
         [*arguments, "--restarts", "0"],
@@ -223,6 +227,7 @@ def _cell(
         data_limits=limits,
         limit_from=None if options.cap_loading else lambda: _loaded(directory),
         until=lambda: _trained(directory) or out_of_memory(directory.logs) is not None,
+        gpu_cap=None if baseline else options.cap,
     )
     measured, reason = OK, ""
     if not _trained(directory):
@@ -231,7 +236,9 @@ def _cell(
         status = read_status(directory)
         reason = rank or (status.reason if status and status.reason else watched.output.strip()[-300:])
         reason += f", {_stage(directory)}"
-    taken = {("colocated" if colocated else role): size for role, size in watched.data_bytes.items()}
+    taken = {roles[role]: max(0, size - baseline[roles[role]]) for role, size in watched.data_bytes.items() if baseline}
+    if not baseline:
+        taken = _allocated(directory, roles)
     return Cell(
         mode=mode,
         axis=axis,
@@ -239,10 +246,26 @@ def _cell(
         predicted=OK if max(predicted.values()) <= options.cap else OUT_OF_MEMORY,
         predicted_bytes=predicted,
         measured=measured,
-        measured_bytes={role: max(0, size - baseline[role]) for role, size in taken.items()},
+        measured_bytes=taken,
         reason=reason,
         fullest=_fullest(planned),
     )
+
+
+def _allocated(directory: RunDirectory, roles: dict[str, str]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for record in read_memory_records(directory.logs):
+        role = roles[record.rank.split()[0]]
+        found[role] = max(found.get(role, 0), record.peak_bytes)
+    return found
+
+
+def _gpu_bytes() -> int:
+    import torch
+
+    if not torch.cuda.is_available():
+        raise UserError("launch.device: there is no GPU here; add launch.device=cpu to limit the memory of CPU ranks")
+    return torch.cuda.get_device_properties(0).total_memory
 
 
 def _fullest(planned: dict[str, RankMemory]) -> dict[str, Any]:

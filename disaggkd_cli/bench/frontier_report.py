@@ -113,10 +113,11 @@ def format_frontier_report(result: dict[str, Any]) -> str:
     """Return the measurements as the text that the command prints."""
     host = result["machine"]
     baseline = ", ".join(f"{role} {format_bytes(size)}" for role, size in result["baseline_bytes"].items())
+    how = f"RLIMIT_DATA above a baseline of {baseline}" if baseline else "the GPU's allocator"
     return "\n".join(
         [
-            f"{result['config']}: {format_bytes(result['cap_bytes'])} of tensors a rank (RLIMIT_DATA above a baseline "
-            f"of {baseline}; {host['processor']}, {host['cores']} cores, torch {host['torch']})",
+            f"{result['config']}: {format_bytes(result['cap_bytes'])} of tensors a rank ({how}; {host['processor']}, "
+            f"{host['cores']} cores, torch {host['torch']})",
             *(format_cell(Cell(**cell)) for cell in result["cells"]),
             format_agreement(result["agreement"]),
             *result["statements"],

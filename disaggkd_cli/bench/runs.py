@@ -20,6 +20,7 @@ import psutil
 
 from disaggkd_cli.config import Config
 from disaggkd_cli.errors import RunError, UserError
+from disaggkd_cli.training.process import GPU_CAP
 
 MODES = ("colocated_full", "colocated_fused", "disaggregated_fused")
 _SAMPLE_SECONDS = 0.05
@@ -94,6 +95,7 @@ def watch_run(
     until: Callable[[], bool] | None = None,
     training: Callable[[], bool] | None = None,
     tidy_allocator: bool = False,
+    gpu_cap: int | None = None,
 ) -> Watched:
     """Run `disaggkd run` with `arguments` to its end, sampling its ranks' memory.
 
@@ -106,6 +108,7 @@ def watch_run(
         until: asked all the time; once true, enough is known and the job is ended.
         tidy_allocator: have freed memory given back at once, so that what a rank takes is what it uses; slower. Always
             so under `data_limits`.
+        gpu_cap: bytes that each rank's tensors may take on its GPU, from its start.
         training: asked all the time: whether steps are being done. Peaks are counted anew when it becomes true.
 
     Raises:
@@ -123,14 +126,16 @@ def watch_run(
     watched = Watched(-1, "")
     counted_anew = False
     deadline = time.monotonic() + timeout
-    tidy = _TIDY_ALLOCATOR if tidy_allocator or data_limits is not None else {}
+    extra = dict(_TIDY_ALLOCATOR) if tidy_allocator or data_limits is not None else {}
+    if gpu_cap is not None:
+        extra[GPU_CAP] = str(gpu_cap)
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as printed:
         process = subprocess.Popen(
             [sys.executable, "-m", "disaggkd_cli", "run", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=printed,
             stderr=subprocess.STDOUT,
-            env={**environment, "COLUMNS": "200", **tidy},
+            env={**environment, "COLUMNS": "200", **extra},
             preexec_fn=prepare_child,
             start_new_session=True,
         )

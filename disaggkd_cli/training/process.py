@@ -17,6 +17,9 @@ import torch
 
 from disaggkd_cli.training.memory_record import MemoryRecord, record_path
 
+GPU_CAP = "DISAGGKD_GPU_MEMORY_CAP"
+"""Variable of the environment: bytes that a rank's tensors may take on its GPU. `bench frontier` sets it."""
+
 _BETWEEN_RECORDS = 2.0
 """Seconds between two writings of a rank's memory record."""
 
@@ -43,6 +46,16 @@ def peak_memory_bytes(device: torch.device) -> int:
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+def cap_gpu_memory(device: torch.device) -> int | None:
+    """Have torch's allocator refuse more than `GPU_CAP` bytes on a GPU; return the cap, or None where there is none."""
+    wanted = os.environ.get(GPU_CAP)
+    if wanted is None or device.type != "cuda":
+        return None
+    total = torch.cuda.get_device_properties(device).total_memory
+    torch.cuda.set_per_process_memory_fraction(min(1.0, int(wanted) / total), device)
+    return int(wanted)
 
 
 def keep_memory_record(logs: Path, rank: str, device: torch.device) -> None:

@@ -114,6 +114,8 @@ def test_a_frontier_with_nothing_to_grow_or_no_room_is_refused(tmp_path):
     path = write_config(tmp_path / "config.yaml", launch__device="cpu")
     with pytest.raises(UserError, match="student.model"):
         bench_frontier(FrontierOptions(str(path), vocabularies=(4096,)), print)
+    with pytest.raises(UserError, match="there is no GPU here; add launch.device=cpu"):
+        bench_frontier(FrontierOptions(str(cpu_config(tmp_path, launch__device="auto")), vocabularies=(4096,)), print)
     with pytest.raises(UserError, match="give values to grow"):
         bench_frontier(FrontierOptions(str(cpu_config(tmp_path))), print)
     with pytest.raises(UserError, match="--ranks 3: .*multiple of 3"):
