@@ -6,7 +6,8 @@ For each layout of STUDENTSxTEACHERS it starts that many processes on this machi
 once) around a store in a process of its own, and measures
   seen     seconds from a common start until every student has read every teacher's announcement,
   linked   until every student is linked with every teacher, through the same code as in a run,
-  load     processor time of the store's process a second in the state afterwards, and what each operation costs it.
+  load     processor time of the store's process a second in the state afterwards, and what each operation costs it,
+  student  processor seconds of the busiest student rank until it was linked with all.
 With --no-links students and teachers only announce, beat and poll, as they do between links. First of all it measures
 the cost of single operations, alone and from many clients at once. All figures are of one machine: its cores are
 shared by the store and by all ranks, so times until linked are upper bounds of what a network of machines needs.
@@ -39,13 +40,17 @@ CONTEXT = multiprocessing.get_context("fork")
 Pipe = multiprocessing.connection.Connection
 
 
+def processor_seconds() -> float:
+    """Processor time that this process has used."""
+    return time.process_time()
+
+
 def serve_store(pipe: Pipe) -> None:
     """The store's process: says its port, and its processor time whenever asked."""
     store = open_store("127.0.0.1:0", host_it=True)
     pipe.send(store.port)
     while pipe.recv() != "end":
-        spent = os.times()
-        pipe.send(spent.user + spent.system)
+        pipe.send(processor_seconds())
 
 
 class StoreProcess:
@@ -115,13 +120,13 @@ def student_rank(endpoint: str, index: int, teachers: int, links: bool, start: o
     torch.set_num_threads(1)
     store = open_store(endpoint, host_it=False)
     start.wait(WAIT)
-    began = time.monotonic()
+    began, spent = time.monotonic(), processor_seconds()
     if links:
         pool = TeacherPool(store, Identity(f"student {index}", hidden_size=8), timeout=WAIT, teacher_wait=WAIT,
                            leader=index == 0)  # fmt: skip
         seen = wait_for(lambda: len(pool.stats()) >= teachers, began)
         linked = wait_for(lambda: pool.teachers >= teachers, began)
-        results.put(("student", seen, linked))
+        results.put((processor_seconds() - spent, seen, linked))
         end.wait(WAIT)
         pool.close()
         return
@@ -131,7 +136,7 @@ def student_rank(endpoint: str, index: int, teachers: int, links: bool, start: o
         found = rendezvous.announced_teachers(store, known)
         if seen is None and len(found) >= teachers:
             seen = time.monotonic() - began
-            results.put(("student", seen, None))
+            results.put((processor_seconds() - spent, seen, None))
         end.wait(pool_module._DISCOVERY_SECONDS)
 
 
@@ -199,6 +204,7 @@ def measure_layout(students: int, teachers: int, links: bool, steady_seconds: fl
         "seen_seconds": max(seen for _, seen, _ in answers),
         "linked_seconds": max(linked for *_, linked in answers) if links else None,
         "store_seconds_joining": joining,
+        "student_seconds_joining": max(own for own, *_ in answers),
         "store_load": spent / elapsed,
         "operations_per_second_asked": polls,
         "threads_of_a_student": threads,
@@ -226,7 +232,7 @@ def main() -> None:
         each = 1e6 * row["store_seconds_each"]
         print(f"{row['clients']:8} {row['operations_per_second']:13,.0f} {each:15.1f}", flush=True)
     rows = []
-    columns = ("students", "teachers", "links", "seen s", "linked s", "store load", "polls/s", "threads")
+    columns = ("students", "teachers", "links", "seen s", "linked s", "store load", "polls/s", "threads", "student s")
     print("".join(f"{column:>11}" for column in columns))
     for layout in options.layout or LAYOUTS:
         students, teachers = map(int, layout.split("x"))
@@ -234,7 +240,8 @@ def main() -> None:
         rows.append(row)
         linked = "" if row["linked_seconds"] is None else f"{row['linked_seconds']:.2f}"
         print(f"{students:11}{teachers:11}{row['links']:11}{row['seen_seconds']:11.2f}{linked:>11}"
-              f"{row['store_load']:11.3f}{row['operations_per_second_asked']:11,.0f}{row['threads_of_a_student']:11}",
+              f"{row['store_load']:11.3f}{row['operations_per_second_asked']:11,.0f}{row['threads_of_a_student']:11}"
+              f"{row['student_seconds_joining']:11.3f}",
               flush=True)  # fmt: skip
     if options.json:
         machine = {"cores": os.cpu_count(), "torch": torch.__version__}
