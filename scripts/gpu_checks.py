@@ -9,9 +9,11 @@ import argparse
 import importlib.metadata
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
@@ -47,6 +49,7 @@ class Checks:
         self.options = options
         self.gpu = options.device == "cuda"
         self.out: Path = options.out
+        self.work = Path(tempfile.mkdtemp(prefix="gpu-checks-"))
         self.deadline = time.monotonic() + options.budget
         self.steps: list[Step] = []
         self.missing: dict[str, list[str]] = {}
@@ -220,7 +223,7 @@ def check_link(checks: Checks) -> None:
 
 def check_pair(checks: Checks) -> None:
     """Step: make the random pair."""
-    output, device = checks.out / "pair", checks.options.device
+    output, device = checks.work / "pair", checks.options.device
     command = [sys.executable, "scripts/make_random_pair.py", str(output), "--device", device]
 
     def read(output: str) -> tuple[str, str, dict]:
@@ -233,9 +236,9 @@ def check_pair(checks: Checks) -> None:
 
 def write_config(checks: Checks) -> Path:
     """Write the config of the runs (JSON is YAML) and return its path."""
-    pair, small = checks.out / "pair", checks.options.small
+    pair, small = checks.work / "pair", checks.options.small
     config = {
-        "run_dir": str(checks.out / "run"),
+        "run_dir": str(checks.work / "run"),
         "teacher": {"model": str(pair / "teacher"), "dtype": "bfloat16" if checks.gpu else "float32"},
         "student": {"model": str(pair / "student"), "dtype": "bfloat16" if checks.gpu else "float32"},
         "loss": {"memory_budget": "16MiB" if small else "1GiB"},
@@ -253,7 +256,7 @@ def write_config(checks: Checks) -> Path:
 
 def check_run(checks: Checks, mode: str, config: Path) -> None:
     """Step: a whole run of the pair."""
-    run_dir = checks.out / f"run-{mode}-{time.strftime('%H%M%S')}"
+    run_dir = checks.work / f"run-{mode}"
 
     def read(output: str) -> tuple[str, str, dict]:
         lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
@@ -272,6 +275,8 @@ def check_run(checks: Checks, mode: str, config: Path) -> None:
     command = [sys.executable, "-m", "disaggkd_cli", "run", str(config), f"mode={mode}", f"run_dir={run_dir}",
                "--restarts", "0"]  # fmt: skip
     checks.step(f"{mode} run", command, 170, read, (*NEEDED, "random pair"))
+    if (run_dir / "logs").is_dir():
+        shutil.copytree(run_dir / "logs", checks.out / "logs" / f"{mode}_run", dirs_exist_ok=True)
 
 
 def compare_runs(checks: Checks) -> None:
@@ -344,6 +349,7 @@ def main() -> int:
         check_loss(checks)
         check_link(checks)
         check_config(checks, config)
+    shutil.rmtree(checks.work, ignore_errors=True)  # models and checkpoints, gigabytes of them
     return report(checks)
 
 
