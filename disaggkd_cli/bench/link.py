@@ -195,13 +195,15 @@ def _send_payloads(endpoint: str, index: int, plan: list[tuple[int, int]], round
 
 
 def _send_as_a_teacher_does(link: Link, ready: Header, payload: torch.Tensor, messages: int) -> None:
-    travelling = None
+    before = None
     for _ in range(messages):
-        link.send_header(ready)
-        if travelling is not None:
-            travelling.wait()
+        announced = link.start_header(ready)
         travelling = link.payloads.start(link.payloads.stage(payload))
-    travelling.wait()
+        if before is not None:
+            before.wait()
+        announced.wait()
+        before = travelling
+    before.wait()
 
 
 # The whole way

@@ -18,6 +18,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from disaggkd_cli.faults import Orders
+from disaggkd_cli.transport.pair import Transfer
 from disaggkd_cli.transport.protocol import Header
 
 
@@ -46,9 +47,10 @@ class Faults:
             header = replace(header, **{name: getattr(header, name) ^ 1})
         return header
 
-    def at_payload(self, payload: Tensor) -> Tensor:
-        """Damage a payload whose READY has gone, or this process a moment after it starts to travel."""
+    def at_payload(self, payload: Tensor, ready: Transfer) -> Tensor:
+        """Damage a payload once its READY has gone, or this process a moment after it starts to travel."""
         for action in self._orders.due("payload"):
+            ready.wait()
             if action == "flip" and payload.numel():
                 payload = payload.clone()
                 payload[payload.numel() // 2] ^= 4

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from disaggkd_cli.transport.errors import ProtocolError
-from disaggkd_cli.transport.pair import STUDENT, TEACHER, GlooPair, GlooTransfer, Tag, form_pair
+from disaggkd_cli.transport.pair import STUDENT, TEACHER, GlooPair, GlooTransfer, Tag, Transfer, form_pair
 from disaggkd_cli.transport.payloads import HostPayloads, PayloadChannel
 from disaggkd_cli.transport.protocol import HEADER_BYTES, MAX_TEXT_BYTES, Header, Kind, run_number
 from disaggkd_cli.transport.wire import payload_checksum
@@ -47,11 +47,15 @@ class Link:
         self._header_in = torch.empty(HEADER_BYTES, dtype=torch.uint8)
         self._next_header: GlooTransfer | None = None
 
-    def send_header(self, header: Header) -> None:
-        """Send one header, stamped with this link's run and generation."""
+    def start_header(self, header: Header) -> Transfer:
+        """Start to send one header, stamped with this link's run and generation."""
         stamped = replace(header, run=self._run, generation=self.generation)
         message = torch.frombuffer(bytearray(stamped.encode()), dtype=torch.uint8)
-        self.pair.start_send(message, Tag.HEADER, f"a {header.kind.name} header").wait()
+        return self.pair.start_send(message, Tag.HEADER, f"a {header.kind.name} header")
+
+    def send_header(self, header: Header) -> None:
+        """Send one header and wait until it is on its way."""
+        self.start_header(header).wait()
 
     def receive_header(self) -> Header:
         """Receive and validate one header.

@@ -55,6 +55,7 @@ class NcclPayloads:
 
     backend = "nccl"
     checksums = False
+    posted_ahead = False
 
     def __init__(self, group: Any, side: int, cuda: Cuda, name: str, timeout: float):
         self._group = group

@@ -114,8 +114,9 @@ class GlooTransfer:
         """See `Transfer.wait`."""
         self._begun = time.monotonic()
         try:
-            for work in self.works:
-                work.wait()
+            while self.works:  # gloo counts: a second wait for one send would wait for another send
+                self.works[0].wait()
+                del self.works[0]
         except RuntimeError as error:
             self.fail(error)
 

@@ -27,16 +27,18 @@ class PayloadChannel(Protocol):
     Attributes:
         backend: `gloo` or `nccl`.
         checksums: whether payloads pass through host memory, where a checksum can be taken.
+        posted_ahead: whether `start` may be called while READY and the payload before still travel.
     """
 
     backend: str
     checksums: bool
+    posted_ahead: bool
 
     def stage(self, payload: Tensor) -> Tensor:
         """Return `payload` (uint8, complete) as `start` takes it; the two last ones returned stay valid."""
 
     def start(self, staged: Tensor) -> Transfer:
-        """Start to send what `stage` returned, once its READY has gone."""
+        """Start to send what `stage` returned, after its READY."""
 
     def receive(self, slot: Slot, size: int) -> None:
         """Receive the next payload, of exactly `size` bytes, for `slot`.
@@ -62,6 +64,7 @@ class HostPayloads:
 
     backend = "gloo"
     checksums = True
+    posted_ahead = True
 
     def __init__(self, pair: GlooPair):
         self._pair = pair

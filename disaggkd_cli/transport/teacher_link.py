@@ -190,17 +190,27 @@ class TeacherLink:
         return True
 
     def _send_payload(self, link: Link, reply: Reply) -> None:
-        """Send READY, beside the payload before it, which may still travel; then start this payload."""
+        """Start READY and the payload, behind the payload before it, which may still travel; await that one.
+
+        So the next payload is under way whenever the student posts its receive, without this thread's help.
+        """
         staged = link.payloads.stage(reply.payload)
         checked = self.server.checksum and link.payloads.checksums
-        link.send_header(replace(reply.header, checksum=payload_checksum(staged) if checked else 0))
-        self._await_arrival()
-        staged = self.server.faults.at_payload(staged)
-        self._travelling = _Travelling(link.payloads.start(staged), reply)
+        ready = link.start_header(replace(reply.header, checksum=payload_checksum(staged) if checked else 0))
+        if not link.payloads.posted_ahead:
+            ready.wait()
+            self._await_arrival()
+        staged = self.server.faults.at_payload(staged, ready)
+        before, self._travelling = self._travelling, _Travelling(link.payloads.start(staged), reply)
+        self._finish(before)
+        ready.wait()
 
     def _await_arrival(self) -> None:
         """Wait for the payload on its way, if there is one, and give its buffer back."""
         travelling, self._travelling = self._travelling, None
+        self._finish(travelling)
+
+    def _finish(self, travelling: _Travelling | None) -> None:
         if travelling is not None:
             travelling.transfer.wait()
             self.server.buffer_free(self, travelling.reply.buffer)

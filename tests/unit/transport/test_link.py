@@ -92,34 +92,60 @@ def test_a_silent_peer_is_lost_at_the_timeout():
         student.receive_header()
 
 
-def test_a_fault_of_a_payload_falls_between_its_ready_and_the_payload():
-    """And the payload before it is over by then, and its buffer given back."""
+def test_a_second_wait_for_one_transfer_returns_at_once():
+    student, teacher = form_both()
+    sent = teacher.start_header(Header(Kind.PING))
+    student.receive_header()
+    sent.wait()
+    sent.wait()
+
+
+def done_by_a_teacher(posted_ahead):
+    """Return, in order, what the sending thread does for two replies."""
     done = []
+
+    def transfer(name):
+        return SimpleNamespace(wait=lambda: done.append(f"{name} over"))
 
     class Payloads:
         checksums = True
 
+        def __init__(self):
+            self.posted_ahead = posted_ahead
+
         def stage(self, payload):
-            done.append("stage")
             return payload
 
         def start(self, staged):
-            done.append("start")
-            return SimpleNamespace(wait=lambda: done.append("over"))
+            done.append(f"payload {int(staged[0])}")
+            return transfer(f"payload {int(staged[0])}")
 
-    link = SimpleNamespace(payloads=Payloads(), send_header=lambda header: done.append(header))
+    def start_header(header):
+        assert header.checksum
+        done.append(f"ready {header.ticket}")
+        return transfer(f"ready {header.ticket}")
+
+    link = SimpleNamespace(payloads=Payloads(), start_header=start_header)
     server = SimpleNamespace(
         identity=Identity("teacher 0"), device=torch.device("cpu"), timeout=4, checksum=True,
-        faults=SimpleNamespace(at_payload=lambda payload: (done.append("fault"), payload)[1]),
+        faults=SimpleNamespace(at_payload=lambda payload, ready: payload),
         buffer_free=lambda link, buffer: done.append(f"free {buffer}"),
     )  # fmt: skip
     teacher = TeacherLink(server, 1, Identity("student 0"), None, 0)
-    for buffer in (0, 1):
-        reply = Reply(Header(Kind.READY, ticket=buffer), torch.ones(3, dtype=torch.uint8), buffer)
-        teacher._send_payload(link, reply)
-    headers = [item for item in done if isinstance(item, Header)]
-    assert [header.ticket for header in headers] == [0, 1] and all(header.checksum for header in headers)
-    assert [item for item in done if not isinstance(item, Header)] == [
-        "stage", "fault", "start", "stage", "over", "free 0", "fault", "start",
+    for number in (1, 2):
+        payload = torch.full((3,), number, dtype=torch.uint8)
+        teacher._send_payload(link, Reply(Header(Kind.READY, ticket=number), payload, number))
+    return done
+
+
+def test_a_payload_is_under_way_before_the_one_ahead_of_it_is_over():
+    assert done_by_a_teacher(posted_ahead=True) == [
+        "ready 1", "payload 1", "ready 1 over", "ready 2", "payload 2", "payload 1 over", "free 1", "ready 2 over",
     ]  # fmt: skip
-    assert done.index(headers[1]) < done.index("over")
+
+
+def test_where_nothing_is_posted_ahead_a_payload_starts_after_its_ready_and_the_one_before_are_over():
+    done = done_by_a_teacher(posted_ahead=False)
+    assert done[done.index("ready 2") :] == [
+        "ready 2", "ready 2 over", "payload 1 over", "free 1", "payload 2", "ready 2 over",
+    ]  # fmt: skip
