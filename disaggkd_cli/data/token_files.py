@@ -29,7 +29,7 @@ from disaggkd_cli.data.tokenized import TokenizedDocuments, from_pieces, next_to
 SHARD_TOKENS = 4 << 20
 _DTYPES = {"ids": "<i4", "labels": "<i4", "lengths": "<i8", "flags": "u1"}
 _TEXT, _CONTINUES = 1, 2
-_BYTES_AT_ONCE = 1 << 24
+_BYTES_AT_ONCE = 1 << 20
 
 
 @dataclass

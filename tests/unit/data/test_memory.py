@@ -27,7 +27,7 @@ SCRIPT = textwrap.dedent("""
     tokenizer = load_tokenizer(tokenizer)
     tokenizer("warm up")
     config = SimpleNamespace(
-        train=text, eval=0.01, format="auto", sequence_length=512, packing="auto", cache=cache, workers="auto"
+        train=text, eval=0.01, format="auto", sequence_length=512, packing="auto", cache=cache, workers=2
     )
     before, peak, done = anonymous(), 0.0, threading.Event()
 
