@@ -71,7 +71,7 @@ def test_a_teacher_that_started_first_meets_the_student_over_a_late_wire(hosts):
 
 def test_a_partition_shorter_than_the_timeout_heals_and_a_longer_one_costs_the_link_only(hosts):
     pair = hosts()
-    student = pair.student(stop=200, timeout=4, pause=0.02)
+    student = pair.student(stop=120, timeout=4, pause=0.02)
     teacher = pair.teacher(timeout=4)
     student.await_line("step 20\n", 60)
     pair.network.cut()
@@ -82,5 +82,5 @@ def test_a_partition_shorter_than_the_timeout_heals_and_a_longer_one_costs_the_l
     pair.network.cut()
     student.await_line("lost teacher 0", 60)
     pair.network.heal()
-    assert_undisturbed(student.result(90), 200)
+    assert_undisturbed(student.result(90), 120)
     assert teacher.result()["reason"] == "finished"
