@@ -10,7 +10,7 @@ import numpy as np
 from disaggkd_cli.data.batch import IGNORE
 from disaggkd_cli.data.encoding import EncodedDocument
 
-_TOKENS_AT_ONCE = 1 << 22
+_TOKENS_AT_ONCE = 1 << 20
 
 
 def _none() -> np.ndarray:
