@@ -115,7 +115,9 @@ class GlooTransfer:
         self._begun = time.monotonic()
         try:
             while self.works:  # gloo counts: a second wait for one send would wait for another send
-                self.works[0].wait()
+                # Said at each wait: the group's default does not reach transfers between two ranks, which would wait
+                # for as long as forming the pair could have taken.
+                self.works[0].wait(timedelta(seconds=self._pair.timeout))
                 del self.works[0]
         except RuntimeError as error:
             self.fail(error)

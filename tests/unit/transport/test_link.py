@@ -1,6 +1,7 @@
 """Headers run ahead of payloads, and what is posted ahead never stands in the way of hanging up."""
 
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -16,11 +17,14 @@ from disaggkd_cli.transport.teacher_link import Reply, TeacherLink
 pytestmark = pytest.mark.timeout(60)
 
 
-def form_both(timeout=10, generations=(1, 1)):
+def form_both(timeout=10, generations=(1, 1), forming_timeout=None):
     store, links = dist.HashStore(), {}
 
     def form(side):
-        links[side] = form_link(store, "k", side, name=f"side {side}", generation=generations[side], timeout=timeout)
+        links[side] = form_link(
+            store, "k", side, name=f"side {side}", generation=generations[side], timeout=timeout,
+            forming_timeout=forming_timeout,
+        )  # fmt: skip
 
     threads = [threading.Thread(target=form, args=(side,)) for side in (STUDENT, TEACHER)]
     for thread in threads:
@@ -90,6 +94,17 @@ def test_a_silent_peer_is_lost_at_the_timeout():
     student, teacher = form_both(timeout=0.5)
     with pytest.raises(LinkLost, match=r"timeout 0.5 s\), the peer stalled"):
         student.receive_header()
+
+
+def test_a_peer_may_take_longer_than_forming_the_link():
+    student, teacher = form_both(timeout=30, forming_timeout=1)
+
+    def send_late():
+        time.sleep(2.5)
+        teacher.send_header(Header(Kind.PING))
+
+    send_in_background(send_late)
+    assert student.receive_header().kind is Kind.PING
 
 
 def test_a_second_wait_for_one_transfer_returns_at_once():
