@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.runs import disaggkd, losses
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.timeout(240), pytest.mark.slow]  # by default, the exchange's unit tests merge over links
 
 
 def test_requests_of_two_ranks_share_forwards_and_the_losses_stay(reference_config, reference, tmp_path):

@@ -5,7 +5,7 @@ A stream is the list of kernels that the next one of it waits for. An event is d
 
 import contextlib
 import threading
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from datetime import timedelta
 from types import SimpleNamespace
 
@@ -13,6 +13,20 @@ import torch
 import torch.distributed as dist
 
 _threads = threading.local()
+
+
+def in_a_thread(work):
+    """Return the future of `work`, done in a thread that does not keep the process from ending."""
+    done = Future()
+
+    def run():
+        try:
+            done.set_result(work())
+        except Exception as error:
+            done.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return done
 
 
 class FakeStream:
@@ -29,18 +43,15 @@ class FakeStream:
 
     def launch(self, kernel):
         """Run `kernel` in a thread once everything before it on this stream is done."""
-        before, done = list(self.tail), Future()
+        before = list(self.tail)
 
         def run():
-            try:
-                for earlier in before:
-                    earlier.result()
-                done.set_result(kernel())
-            except Exception as error:
-                done.set_exception(error)
+            for earlier in before:
+                earlier.result()
+            kernel()
 
+        done = in_a_thread(run)
         self.tail = [done]
-        threading.Thread(target=run, daemon=True).start()
         return done
 
 
@@ -126,10 +137,10 @@ class FakeNccl:
 
     def _start(self, call, tensors, peer, tag):
         self.posted.append(call)
-        pool, group = ThreadPoolExecutor(1), self.gloo
+        group = self.gloo
 
         def kernel():
-            transfer = pool.submit(lambda: getattr(group, call)(tensors, peer, tag).wait())
+            transfer = in_a_thread(lambda: getattr(group, call)(tensors, peer, tag).wait())
             while not (transfer.done() or self.aborted.wait(0.001)):
                 pass
             if transfer.done() and transfer.exception():
