@@ -102,7 +102,8 @@ def _run(
         write_environment(directory, _versions(), _placement(config, place, device))
         metrics = MetricsLog(directory, done)
     plan = WorkPlan(config, parts.splits.train, parts.splits.evaluation, place.rank, parts.pad_id)
-    source, pool = open_source(config, parts, place.rank, store, device, plan.items(done), say)
+    left = done < config.train.steps
+    source, pool = open_source(config, parts, place.rank, store, device, plan.items(done), say, wait=left)
     run = Training(
         config, module, optimizer, plan, source, checkpointer, parts.identity, device, signals, progress, metrics,
         evaluations.__setitem__, done,

@@ -37,7 +37,7 @@ def run_teacher(config: Config, place: Place, directory: RunDirectory | None) ->
     stop = threading.Event()
 
     def teach(teacher: ProvenTeacher, forward: Forward) -> Served:
-        return serve_students(config, place, teacher, forward, stop)
+        return serve_students(config, place, device, teacher, forward, stop)
 
     if place.size > 1:
         from disaggkd_cli.replica.run import run_replica
@@ -64,7 +64,12 @@ def _stop_at_signals(stop: threading.Event) -> None:
 
 
 def serve_students(
-    config: Config, place: Place, teacher: ProvenTeacher, forward: Forward, stop: threading.Event
+    config: Config,
+    place: Place,
+    device: torch.device,
+    teacher: ProvenTeacher,
+    forward: Forward,
+    stop: threading.Event,
 ) -> Served:
     """Announce this rank as a teacher and answer requests until the student ends or `stop` is set.
 
@@ -92,6 +97,8 @@ def serve_students(
         bind=config.launch.bind,
         checksum=config.transport.checksum,
         merge_tokens=merge_tokens,
+        device=device,
+        backend=config.transport.backend,
         stop=stop,
         on_event=logger.info,
     )

@@ -16,7 +16,7 @@ from disaggkd_cli.units import parse_bytes
 _AT_LEAST_ONE = (
     "teacher.replicas", "teacher.ranks_per_replica", "student.ranks", "student.replicate", "data.sequence_length",
     "train.steps", "train.micro_batch_sequences", "train.accumulation", "train.keep_checkpoints",
-    "transport.ring_depth", "hardware.gpus_per_node",
+    "transport.ring_depth", "transport.links_per_rank", "hardware.gpus_per_node",
 )  # fmt: skip
 _AT_LEAST_ZERO = (
     "seed", "teacher.merge_tokens", "loss.kd_weight", "loss.ce_weight", "train.learning_rate", "train.warmup_steps",

@@ -6,16 +6,19 @@ in two forms: merged into plain weights, which any tool loads, and apart, as pef
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 from disaggkd_cli.errors import UserError
 
 _DOWN, _UP, _BASE = ".lora_A.default.weight", ".lora_B.default.weight", ".base_layer."
 _LANGUAGE_MODEL = "base_model.model."
+_PLAIN = "plain"
 
 
 def add_adapters(model: nn.Module, settings: Any, seed: int) -> list[str]:
@@ -34,16 +37,33 @@ def add_adapters(model: nn.Module, settings: Any, seed: int) -> list[str]:
     except ImportError:
         raise UserError("student.lora: needs peft; `pip install 'disaggkd[lora]'`") from None
     torch.manual_seed(seed)
+    everywhere = settings.targets == "all-linear"
+    targets = _all_linear(model) if everywhere else settings.targets
     try:
-        config = _peft_config(settings.rank, settings.alpha, settings.targets, settings.dropout)
-        inject_adapter_in_model(config, model)
+        config = _peft_config(settings.rank, settings.alpha, targets, settings.dropout)
+        # Where peft sees a model's configuration, it extends names of matrices to the experts' fused ones.
+        inject_adapter_in_model(config, nn.ModuleDict({_PLAIN: model}) if everywhere else model)
     except ValueError as error:
         raise UserError(f"student.lora.targets: {' '.join(str(error).split())}") from None
     head = model.get_output_embeddings()
     names = [name for name, module in model.named_modules() if hasattr(module, "lora_A")]
     if any(module is head for module in map(model.get_submodule, names)):
         raise UserError("student.lora.targets: the LM head cannot have an adapter, since the loss reads its own weight")
+    odd = [name for name in names if not hasattr(model.get_submodule(name).get_base_layer(), "weight")]
+    if odd:
+        raise UserError(
+            f"student.lora.targets: {settings.targets} reaches {odd[0]}, where the matrices of all experts lie in one "
+            "tensor, and such adapters cannot be merged; name matrices outside of the experts, or all-linear"
+        )
     return names
+
+
+def _all_linear(model: nn.Module) -> str:
+    """Return a pattern of the names of all linear modules but the head, in a dictionary that holds the model."""
+    head = model.get_output_embeddings()
+    linear = (nn.Linear, Conv1D)
+    names = [name for name, module in model.named_modules() if isinstance(module, linear) and module is not head]
+    return "|".join(re.escape(f"{_PLAIN}.{name}") for name in names)
 
 
 def has_adapters(model: nn.Module) -> bool:

@@ -21,7 +21,7 @@ from disaggkd_cli.planner.shapes import (
 def adapter_parameters(shape: ModelShape, lora: LoraConfig) -> tuple[int, int]:
     """Return the adapters' parameters in the whole model, and in its largest layer.
 
-    Expert matrices and routers are no `nn.Linear` in transformers 5 and get none.
+    Matrices of experts and routers are no `nn.Linear` in transformers 5 and get none.
 
     Raises:
         UserError: when no matrix has such a name.
@@ -44,7 +44,7 @@ def adapter_parameters(shape: ModelShape, lora: LoraConfig) -> tuple[int, int]:
 
 
 def linear_layers(layer: LayerShape, hidden: int) -> Iterator[tuple[str, int, int]]:
-    """Name, inputs and outputs of each `nn.Linear` in a decoder layer, as transformers names them."""
+    """Name, inputs and outputs of each `nn.Linear` in a decoder layer, the ends of names as in transformers."""
     mixer, mlp = layer.mixer, layer.mlp
     if isinstance(mixer, GroupedQueryAttention):
         yield "self_attn.q_proj", hidden, mixer.q * (2 if mixer.output_gate else 1)
@@ -66,7 +66,7 @@ def linear_layers(layer: LayerShape, hidden: int) -> Iterator[tuple[str, int, in
         yield "linear_attn.in_proj_b", hidden, mixer.value_heads
         yield "linear_attn.in_proj_a", hidden, mixer.value_heads
         yield "linear_attn.out_proj", mixer.values, hidden
-    width, prefix = (mlp.width, "mlp.") if isinstance(mlp, DenseMLP) else (mlp.shared_width, "mlp.shared_expert.")
+    width, prefix = (mlp.width, "mlp.") if isinstance(mlp, DenseMLP) else (mlp.shared_width, "mlp.shared.")
     if width:
         yield f"{prefix}gate_proj", hidden, width
         yield f"{prefix}up_proj", hidden, width

@@ -35,6 +35,16 @@ CONSTANTS: dict[str, Constant] = {
         "published",
         "each further NCCL communicator: 544 MB for 2 ranks, 688 MB for more (nccl issue 964, A100)",
     ),
+    "most_replies": Constant(
+        8, "replies", "counted", "that a teacher computes ahead, over all its links (transport/send_buffers.py)"
+    ),
+    "link_communicator_gib": Constant(
+        0.06,
+        "GiB",
+        "assumed",
+        "NCCL communicator of a link, two ranks, four channels (transport/nccl_payloads.py): some 6 MiB of buffers for "
+        "each channel and direction and its own bookkeeping; not measured",
+    ),
     "reserve": Constant(
         1.05,
         "factor",

@@ -33,7 +33,8 @@ def usable(work: Workload, role: str) -> Term:
     groups = (1 if ranks > 1 else 0) + (1 if work.replicate > 1 and role != "teacher" else 0)
     return term(
         "usable memory",
-        "(total * (1 - margin) - context - fixed - first * min(groups, 1) - more * max(groups - 1, 0)) / reserve",
+        "(total * (1 - margin) - context - fixed - first * min(groups, 1) - more * max(groups - 1, 0) - links * link)"
+        " / reserve",
         "driver total; overheads as published (see the constants)",
         total=gpu.memory_bytes,
         margin=constant("margin"),
@@ -41,9 +42,18 @@ def usable(work: Workload, role: str) -> Term:
         first=constant("first_communicator_gib") * GIB,
         more=constant("communicator_gib") * GIB,
         groups=groups,
+        links=_nccl_links(work, role),
+        link=constant("link_communicator_gib") * GIB,
         reserve=work.efficiency.reserve,
         fixed=work.efficiency.fixed_gib * GIB,
     )
+
+
+def _nccl_links(work: Workload, role: str) -> int:
+    """NCCL communicators of a rank's links to the other role."""
+    if role == "colocated" or work.cached or not work.nccl_links:
+        return 0
+    return work.links[role == "teacher"]
 
 
 def gpu_of(work: Workload, role: str) -> Gpu:

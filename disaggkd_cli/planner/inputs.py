@@ -71,6 +71,8 @@ def workload_of(config: Config, hardware: str | None = None, gpus: int | None = 
         vocabulary_parallel=config.loss.vocabulary_parallel,
         ring_depth=config.transport.ring_depth,
         wire_bytes=_wire_bytes(config, teacher),
+        links_per_rank=config.transport.links_per_rank,
+        nccl_links=config.transport.backend != "gloo" and not on_cpu,
         delta_kernel="torch" if on_cpu else "fla",
         cached=config.teacher.cache is not None,
         price_per_hour=config.hardware.gpu_hour_price or cluster.student_gpu.price_per_hour,

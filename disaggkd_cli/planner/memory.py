@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from disaggkd_cli.planner import components as component
+from disaggkd_cli.planner.constants import constant
 from disaggkd_cli.planner.terms import Term, term, total
 from disaggkd_cli.planner.workload import Workload
 
@@ -72,8 +73,10 @@ def teacher_rank(work: Workload) -> RankMemory:
     """A rank of a teacher replica: the backbone's weights and one forward; no head, no cache, no gradients."""
     buffers = term(
         "send buffers",
-        "2 * R * H_t * w",
-        "one payload on the way, one being filled",
+        "min(2 * links, most) * R * H_t * w",
+        "two replies of each link on the way or being filled, and at most so many of all links (send_buffers.py)",
+        links=work.links[1],
+        most=constant("most_replies"),
         R=work.rows,
         H_t=work.teacher.hidden,
         w=work.wire_bytes,

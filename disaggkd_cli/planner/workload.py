@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from disaggkd_cli.config.links import links_of_ranks
 from disaggkd_cli.losses.placement import HeadTraffic
 from disaggkd_cli.planner.constants import constant
 from disaggkd_cli.planner.hardware import Gpu
@@ -52,6 +53,7 @@ class Workload:
         packed: rows hold several documents.
         checkpointing: full activation checkpointing of the student's layers.
         delta_kernel: `fla` or `torch`.
+        links_per_rank: `transport.links_per_rank`; `nccl_links`: each link has a NCCL communicator.
         vocabulary_parallel: true, false, or auto (see `losses.placement`), as `loss.vocabulary_parallel`.
         cached: hidden states come from a directory, so there are no teacher ranks.
     """
@@ -84,6 +86,8 @@ class Workload:
     vocabulary_parallel: bool | str = False
     ring_depth: int = 3
     wire_bytes: float = 2.0
+    links_per_rank: int = 8
+    nccl_links: bool = True
     delta_kernel: str = "fla"
     cached: bool = False
     optimizer_bytes: int = 8
@@ -129,6 +133,12 @@ class Workload:
     @property
     def teacher_ranks(self) -> int:
         return 0 if self.cached else self.replicas * self.ranks_per_replica
+
+    @property
+    def links(self) -> tuple[int, int]:
+        """The most links that a student rank and a teacher rank keep."""
+        each = self.ranks_per_replica if self.parallelism == "fsdp" else 1
+        return links_of_ranks(self.replicas * each, self.student_ranks, self.links_per_rank)
 
     @property
     def rows(self) -> int:

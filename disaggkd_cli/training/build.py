@@ -197,8 +197,12 @@ def open_source(
     device: torch.device,
     items: Iterator[WorkItem],
     say: Say,
+    *,
+    wait: bool = True,
 ) -> tuple[HiddenStateSource, TeacherPool | None]:
     """Return where hidden states come from, and the pool of teachers where they are elsewhere.
+
+    With `wait` a teacher is there when this returns; without, none need come, as when nothing is left to be trained.
 
     Raises:
         UserError: only teachers came that do not belong to this student.
@@ -226,13 +230,17 @@ def open_source(
         teacher_wait=transport.teacher_wait,
         bind=config.launch.bind,
         leader=rank == 0,
+        rank=rank,
+        ranks=config.student.ranks,
+        links=transport.links_per_rank,
         device=device,
         backend=transport.backend,
         on_event=say,
     )
-    say(f"waiting for a teacher (at most {transport.teacher_wait:g} s)")
     try:
-        pool.wait_for_teacher()
+        if wait:
+            say(f"waiting for a teacher (at most {transport.teacher_wait:g} s)")
+            pool.wait_for_teacher()
     except TeachersLost as lost:
         raise SavedAndResumable(f"{lost}; nothing was lost: start a teacher, then go on with --resume auto") from lost
 

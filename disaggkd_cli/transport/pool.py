@@ -15,20 +15,25 @@ import torch.distributed as dist
 from disaggkd_cli.addresses import resolve_bind
 from disaggkd_cli.errors import RunError
 from disaggkd_cli.transport.backends import agree_on_backend, cuda_of, describe_device
+from disaggkd_cli.transport.connections import StoreConnections
 from disaggkd_cli.transport.errors import IncompatiblePeer, TeachersLost
 from disaggkd_cli.transport.identity import Identity, compare_identities
 from disaggkd_cli.transport.ledger import Entry, Ledger
+from disaggkd_cli.transport.neighbours import Neighbourhood
 from disaggkd_cli.transport.protocol import StopReason
 from disaggkd_cli.transport.rendezvous import (
     HEARTBEAT_SECONDS,
     announced_teachers,
     begin_student,
     end_student,
+    roster_version,
+    sign_of_life,
     store_endpoint,
 )
 from disaggkd_cli.transport.student_link import StudentLink, TeacherRecord
 
 _DISCOVERY_SECONDS = 0.2
+_LONGEST_PAUSE_SECONDS = 5.0
 _FAREWELL_SECONDS = 5.0
 REFUSAL_GRACE_SECONDS = 10.0
 """How long a student without any fitting teacher waits on after it refused one, before it gives up with the reason."""
@@ -37,7 +42,7 @@ MOST_REJECTIONS = 3
 
 
 class TeacherPool:
-    """Links of one student rank to all announced teachers, formed and kept in background threads.
+    """Links of one student rank to teachers, formed and kept in background threads.
 
     Args:
         store: the rendezvous store; the pool opens connections of its own to it.
@@ -46,6 +51,9 @@ class TeacherPool:
         teacher_wait: seconds without any teacher after which `TeachersLost` is raised (`transport.teacher_wait`).
         bind: `launch.bind`, see `resolve_bind`.
         leader: student rank 0 passes True: it tells the teachers through the store when the student ends for good.
+        rank, ranks: which student rank this is, of how many.
+        links: where there are twice as many teachers or more, a rank links to some of them only, `links` to twice as
+            many (`transport.links_per_rank`, see `neighbouring`).
         device: where this rank computes, and its rings' slots lie. Default: the CPU.
         backend: `transport.backend`, see `agree_on_backend`.
         on_event: called with one line when a link joins or dies, from a background thread.
@@ -60,6 +68,9 @@ class TeacherPool:
         teacher_wait: float = 300.0,
         bind: str = "loopback",
         leader: bool = False,
+        rank: int = 0,
+        ranks: int = 1,
+        links: int = 8,
         device: torch.device | None = None,
         backend: str = "auto",
         on_event: Callable[[str], None] | None = None,
@@ -76,6 +87,8 @@ class TeacherPool:
         self.failure: BaseException | None = None
         self.events: deque[str] = deque(maxlen=1000)
         self._store = store.clone()
+        self.connections = StoreConnections(self._store)
+        self._neighbourhood = Neighbourhood(rank, ranks, links)
         self._on_event = on_event
         self._records: dict[int, TeacherRecord] = {}
         self._links: dict[int, StudentLink] = {}
@@ -170,10 +183,11 @@ class TeacherPool:
             while time.monotonic() < deadline:
                 now = time.monotonic()
                 waiting = False
-                for teacher in announced_teachers(self._store, known):
-                    alive, since = seen.get(teacher.number, (-1, now))
-                    seen[teacher.number] = (teacher.alive, since if alive == teacher.alive else now)
-                    waiting |= now - seen[teacher.number][1] < 2 * HEARTBEAT_SECONDS
+                for number in announced_teachers(self._store, known):
+                    before, since = seen.get(number, (-1, now))
+                    alive = sign_of_life(self._store, number)
+                    seen[number] = (alive, since if before == alive else now)
+                    waiting |= now - seen[number][1] < 2 * HEARTBEAT_SECONDS
                 if not waiting:
                     return
                 time.sleep(0.05)
@@ -216,7 +230,7 @@ class TeacherPool:
             self._forming.discard(link)
             was_up = self._links.pop(link.number, None) is not None
             link.record.linked = False
-            link.record.alive_at_loss = link.record.alive
+            link.record.lost_at, link.record.alive_at_loss = time.monotonic(), None
             orphans = self.ledger.link_down(link.number)
             if was_up and not self._links:
                 self._alone_since = time.monotonic()
@@ -258,23 +272,52 @@ class TeacherPool:
 
     def _discover(self) -> None:
         known: dict[int, Identity] = {}
+        roster: dict[int, Identity] = {}
+        version = -1
         while not self._closing:
             try:
-                for teacher in announced_teachers(self._store, known):
-                    record = self._records.get(teacher.number)
-                    if record is None:
-                        record = TeacherRecord(teacher.number, teacher.identity)
-                        self._admit(record)
-                    record.alive = teacher.alive
-                    if not (record.linked or record.blocked or record.alive == record.alive_at_loss):
-                        record.linked = True
-                        link = StudentLink(self, record, self._store.clone())
-                        self._forming.add(link)
-                        link.start()
+                if (now_at := roster_version(self._store)) != version:
+                    version, roster = now_at, announced_teachers(self._store, known)
+                    for number, identity in roster.items():
+                        if number not in self._records:
+                            self._admit(TeacherRecord(number, identity))
+                wanted = self._neighbourhood.of(roster, lambda number: sign_of_life(self._store, number))
+                self._seek(sorted(wanted if self._links else roster))
+                self._let_go(wanted)
             except (RuntimeError, RunError) as error:
                 self.say(f"the rendezvous no longer answers, no further teacher can join: {str(error).splitlines()[0]}")
                 return
             self._closed.wait(_DISCOVERY_SECONDS)
+
+    def _seek(self, numbers: list[int]) -> None:
+        """Form links to those of these teachers that have none and give signs of life."""
+        for number in numbers:
+            record = self._records[number]
+            if record.linked or record.blocked or not _is_due(record, time.monotonic()):
+                continue
+            record.looked_at = time.monotonic()
+            if record.lost_at is not None:
+                alive = sign_of_life(self._store, number)
+                if record.alive_at_loss is None:
+                    record.alive_at_loss = alive
+                if alive == record.alive_at_loss:
+                    continue
+            connection = self.connections.borrow()
+            if connection is None:
+                return  # as many links form already as may; the others' turn comes at the next look
+            record.linked = True
+            link = StudentLink(self, record, connection)
+            self._forming.add(link)
+            link.start()
+
+    def _let_go(self, wanted: set[int]) -> None:
+        """End links to teachers of other neighbourhoods once they are too many: others serve those teachers."""
+        with self.changed:
+            links = list(self._links.values())
+        others = [link for link in links if link.record.number not in wanted]
+        if len(links) > self._neighbourhood.most and len(others) < len(links):
+            for link in others:
+                link.hang_up(StopReason.LINK_CLOSED)
 
     def _admit(self, record: TeacherRecord) -> None:
         try:
@@ -293,3 +336,11 @@ class TeacherPool:
         return "seen: " + ", ".join(
             f"{record.identity.role} ({'refused' if record.blocked else 'gone'})" for record in self._records.values()
         )
+
+
+def _is_due(record: TeacherRecord, now: float) -> bool:
+    """Whether to look for a teacher's signs of life: less and less often the longer it has been gone."""
+    if record.lost_at is None:
+        return True
+    pause = min(_LONGEST_PAUSE_SECONDS, (now - record.lost_at) / 10)
+    return now - record.looked_at >= pause

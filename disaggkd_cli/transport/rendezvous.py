@@ -2,6 +2,7 @@
 
 Keys (all under `disaggkd/`):
   `teachers`                    how many teacher ranks ever announced themselves; the next one's number
+  `changes`                     a counter that a teacher advances when it has announced itself or withdrawn
   `teacher/N/identity`          JSON of its Identity
   `teacher/N/alive`             a counter that the teacher advances every `HEARTBEAT_SECONDS`
   `teacher/N/invitations`       how many links it was ever invited to
@@ -17,7 +18,6 @@ from __future__ import annotations
 import os
 import socket
 import time
-from dataclasses import dataclass
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -88,20 +88,12 @@ def store_endpoint(store: dist.Store) -> str:
     return f"{store.host}:{store.port}"
 
 
-@dataclass(frozen=True)
-class Announcement:
-    """A teacher rank as the store shows it."""
-
-    number: int
-    identity: Identity
-    alive: int
-
-
 def announce_teacher(store: dist.Store, identity: Identity) -> int:
     """Announce a teacher rank and return its number."""
     number = store.add(_ROOT + "teachers", 1) - 1
     store.set(f"{_ROOT}teacher/{number}/identity", identity.encode())
     beat(store, number)
+    store.add(_ROOT + "changes", 1)
     return number
 
 
@@ -113,11 +105,25 @@ def beat(store: dist.Store, number: int) -> None:
 def withdraw_teacher(store: dist.Store, number: int) -> None:
     """Tell students not to invite this teacher any more."""
     store.set(f"{_ROOT}teacher/{number}/withdrawn", b"1")
+    store.add(_ROOT + "changes", 1)
 
 
-def announced_teachers(store: dist.Store, known: dict[int, Identity]) -> list[Announcement]:
-    """Return the teachers announced so far; identities once read are kept in `known` and not read again."""
-    found = []
+def roster_version(store: dist.Store) -> int:
+    """Return a number that is another one whenever `announced_teachers` may answer otherwise."""
+    return store.add(_ROOT + "changes", 0)
+
+
+def sign_of_life(store: dist.Store, number: int) -> int:
+    """Return a teacher's counter of beats."""
+    return store.add(f"{_ROOT}teacher/{number}/alive", 0)
+
+
+def announced_teachers(store: dist.Store, known: dict[int, Identity]) -> dict[int, Identity]:
+    """Return the teachers announced so far, by number, less those that withdrew.
+
+    Identities once read are kept in `known` and not read again.
+    """
+    found = {}
     for number in range(store.add(_ROOT + "teachers", 0)):
         key = f"{_ROOT}teacher/{number}/"
         if number not in known:
@@ -125,7 +131,7 @@ def announced_teachers(store: dist.Store, known: dict[int, Identity]) -> list[An
                 continue
             known[number] = Identity.decode(store.get(key + "identity"))
         if not store.check([key + "withdrawn"]):
-            found.append(Announcement(number, known[number], store.add(key + "alive", 0)))
+            found[number] = known[number]
     return found
 
 

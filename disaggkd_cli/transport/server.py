@@ -19,6 +19,7 @@ from disaggkd_cli.addresses import resolve_bind
 from disaggkd_cli.errors import RunError, UserError
 from disaggkd_cli.transport.answers import MOST_FAILURES, Answerer, Turn
 from disaggkd_cli.transport.backends import cuda_of, describe_device
+from disaggkd_cli.transport.connections import StoreConnections
 from disaggkd_cli.transport.faults import Faults
 from disaggkd_cli.transport.identity import Identity
 from disaggkd_cli.transport.protocol import Header, Kind, Request, StopReason
@@ -31,6 +32,7 @@ from disaggkd_cli.transport.rendezvous import (
     student_end,
     withdraw_teacher,
 )
+from disaggkd_cli.transport.send_buffers import MOST_REPLIES, SendBuffers
 from disaggkd_cli.transport.teacher_link import SEND_BUFFERS, Asked, TeacherLink
 from disaggkd_cli.transport.turns import next_group
 
@@ -124,6 +126,7 @@ class TeacherServer:
         self.identity = replace(identity, **describe_device(device, backend))
         self.checksum = checksum
         self.device, self.cuda = device, cuda_of(device)
+        self.buffers = SendBuffers(device)
         self.timeout = timeout
         self.student_wait = student_wait
         self.bind = self._bind = bind
@@ -169,7 +172,9 @@ class TeacherServer:
                     raise self._failure
                 if stop.is_set():
                     return [], "told to stop"
-                group = next_group(self._links, self._turn, self._answerer.merge_tokens)
+                busy = sum(SEND_BUFFERS - len(link.free_buffers) for link in self._links)
+                full = busy >= MOST_REPLIES
+                group = [] if full else next_group(self._links, self._turn, self._answerer.merge_tokens)
                 if group:
                     self._turn = group[0] + 1
                     links = [self._links[index] for index in group]
@@ -221,6 +226,7 @@ class TeacherServer:
 
     def buffer_free(self, link: TeacherLink, buffer: int) -> None:
         with self.changed:
+            link.forget_buffer(buffer)
             link.free_buffers.append(buffer)
             self.changed.notify_all()
 
@@ -234,12 +240,13 @@ class TeacherServer:
     # The rendezvous
 
     def _watch(self) -> None:
-        store, number, answered, last_beat = None, -1, 0, 0.0
+        store, connections, number, answered, last_beat = None, None, -1, 0, 0.0
         lost_since = time.monotonic()
         while not self._leaving:
             try:
                 if store is None:
                     store = self._connect()
+                    connections = StoreConnections(store)
                     self.bind = resolve_bind(self._bind, store_endpoint(store))
                     number, answered = announce_teacher(store, self.identity), 0
                     self._say(f"{self.identity.role} announced itself as number {number}")
@@ -247,8 +254,11 @@ class TeacherServer:
                     beat(store, number)
                     last_beat = time.monotonic()
                 for generation, student in new_invitations(store, number, answered):
+                    connection = connections.borrow()
+                    if connection is None:
+                        break  # as many links form already as may; the others are answered at the next look
                     answered = generation
-                    TeacherLink(self, generation, student, store.clone(), number).start()
+                    TeacherLink(self, generation, student, connections, connection, number).start()
                 ended = student_end(store)
                 lost_since = time.monotonic()
                 with self.changed:

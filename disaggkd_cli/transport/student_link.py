@@ -62,11 +62,15 @@ class Order:
 
 @dataclass
 class TeacherRecord:
-    """What the student rank knows about one teacher rank; outlives its links."""
+    """What the student rank knows about one teacher rank; outlives its links.
+
+    Attributes:
+        lost_at: when its last link ended; `alive_at_loss`: its counter of beats at the first look after that.
+        looked_at: when that counter was last read.
+    """
 
     number: int
     identity: Identity
-    alive: int = 0
     linked: bool = False
     joined: int = 0
     blocked: str = ""
@@ -79,7 +83,9 @@ class TeacherRecord:
     idle_share: float = 0.0
     backend: str = ""
     nccl_failed: bool = False
+    lost_at: float | None = None
     alive_at_loss: int | None = None
+    looked_at: float = 0.0
 
 
 class StudentLink:
@@ -91,7 +97,7 @@ class StudentLink:
         self.outbox: queue.SimpleQueue[Entry | StopReason | None] = queue.SimpleQueue()
         self.number = pool.next_link_number()
         self.thread = threading.Thread(target=self._live, name=f"link to {record.identity.role}", daemon=True)
-        self._store = store
+        self._store: dist.Store | None = store
         self._name = f"link {pool.identity.role} - {record.identity.role}"
         self._last_reply = 0.0
         self._sent_at: dict[int, float] = {}
@@ -133,6 +139,8 @@ class StudentLink:
             cause = f"{self._name}: {type(error).__name__}: {error}"
             self.pool.fail(error)
         finally:
+            if self._store is not None:
+                self.pool.connections.lose()
             if verifier is not None:
                 self.outbox.put(None)
                 link.close()
@@ -175,7 +183,8 @@ class StudentLink:
             self.record.nccl_failed = nccl
             link.close()
             raise
-        del self._store
+        self.pool.connections.give_back(self._store)
+        self._store = None
         self.record.backend = link.payloads.backend
         return link
 

@@ -8,11 +8,11 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from disaggkd_cli.transport.backends import agree_on_backend, open_payloads
+from disaggkd_cli.transport.connections import StoreConnections
 from disaggkd_cli.transport.errors import ChannelWedged, IncompatiblePeer, LinkLost, ProtocolError
 from disaggkd_cli.transport.identity import Identity, compare_identities
 from disaggkd_cli.transport.link import TEACHER, Link, form_link
@@ -67,17 +67,21 @@ class _Travelling:
 class TeacherLink:
     """The link to one student rank, from its invitation until it is lost."""
 
-    def __init__(self, server: TeacherServer, generation: int, student: Identity, store: dist.Store, number: int):
+    def __init__(
+        self, server: TeacherServer, generation: int, student: Identity, connections: StoreConnections,
+        store: dist.Store, number: int,
+    ):  # fmt: skip
         self.server = server
         self.student = student
         self.asked: deque[Asked] = deque()
         self.outbox: queue.SimpleQueue[Reply | StopReason | None] = queue.SimpleQueue()
         self.free_buffers: deque[int] = deque(range(SEND_BUFFERS))
         self.thread = threading.Thread(target=self._live, name=f"link to {student.role}", daemon=True)
-        self._buffers = [torch.empty(0, dtype=torch.uint8, device=server.device) for _ in range(SEND_BUFFERS)]
+        self._buffers: dict[int, Tensor] = {}
         self._travelling: _Travelling | None = None
         self._generation = generation
-        self._store = store
+        self._connections = connections
+        self._store: dist.Store | None = store
         self._number = number
         self._name = f"link {server.identity.role} - {student.role}"
 
@@ -89,10 +93,16 @@ class TeacherLink:
         self.outbox.put(reason)
 
     def buffer_of(self, index: int, size: int) -> Tensor:
-        """Return send buffer `index`, where the teacher computes, grown to at least `size` bytes."""
-        if self._buffers[index].numel() < size:
-            self._buffers[index] = torch.zeros(size, dtype=torch.uint8, device=self.server.device)
+        """Return send buffer `index`, of at least `size` bytes where the teacher computes; it is the link's until
+        `forget_buffer`."""
+        if index not in self._buffers:
+            self._buffers[index] = self.server.buffers.take(size)
         return self._buffers[index]
+
+    def forget_buffer(self, index: int) -> None:
+        """Give the memory of send buffer `index` back, if it took any: its reply has gone."""
+        if index in self._buffers:
+            self.server.buffers.give_back(self._buffers.pop(index))
 
     def _live(self) -> None:
         cause, stop, sender, link = "", None, None, None
@@ -110,6 +120,8 @@ class TeacherLink:
             cause = f"{self._name}: {type(error).__name__}: {error}"
         finally:
             self.outbox.put(None)
+            if self._store is not None:
+                self._connections.lose()
             if link is not None:
                 link.close()
             self.server.link_ended(self, stop, cause)
@@ -141,7 +153,8 @@ class TeacherLink:
         link.send_text(Kind.WELCOME, self.server.identity.encode())
         server = self.server
         link.payloads = open_payloads(link, self.student, server.identity, TEACHER, key, self._store, server.cuda)
-        del self._store
+        self._connections.give_back(self._store)
+        self._store = None
         return link
 
     def _receive_loop(self, link: Link) -> StopReason:

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import socket
 
 import pytest
 import torch
@@ -48,6 +49,22 @@ def test_fewer_steps_than_are_done_already(reference_config, reference, tmp_path
     assert code == 2
     assert "train.steps: is 5, but" in output
     assert "is from after step 20" in output
+
+
+@pytest.mark.slow
+def test_a_student_killed_after_its_last_step_needs_no_teacher_to_end(reference_config, reference, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(reference, run)
+    shutil.rmtree(run / "student")
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    code, output = disaggkd(
+        "student", str(reference_config), f"run_dir={run}", f"launch.rendezvous=127.0.0.1:{port}",
+        "transport.teacher_wait=3", "--resume", "auto",
+    )  # fmt: skip
+    assert code == 0, output
+    assert weights_sha256(run) == weights_sha256(reference)
+    assert status(run)["state"] == "finished"
 
 
 def test_what_a_run_leaves(reference):

@@ -25,6 +25,10 @@ def test_as_many_as_peft_makes(kind, targets, tmp_path):
     model.config.save_pretrained(tmp_path)
     shape = resolve_model(str(tmp_path), "student.model")
     lora = LoraConfig(rank=3, targets=targets)
+    if kind in ("qwen3_moe", "deepseek_v3") and targets != "all-linear":
+        with pytest.raises(UserError, match="reaches .*experts, where the matrices of all experts lie in one tensor"):
+            add_adapters(model, lora, seed=0)
+        return
     add_adapters(model, lora, seed=0)
     adapters = sum(parameter.numel() for name, parameter in model.named_parameters() if "lora_" in name)
     assert adapter_parameters(shape, lora)[0] == adapters > 0
@@ -51,4 +55,4 @@ def test_a_frozen_base_has_neither_moments_nor_gradients():
     assert optimizer(adapted)["master weights"] == optimizer(whole)["master weights"]
     names = {term.name for phase in adapted.phases for term in phase.terms if term.value}
     assert not names & {"dW of the head", "head gradient, whole", "embedding and head gradients", "root reduction"}
-    assert adapted.peak_bytes < whole.peak_bytes / 2
+    assert adapted.peak_bytes < 0.7 * whole.peak_bytes

@@ -143,8 +143,10 @@ def test_teacher_rank_by_hand():
         "teacher weights": 2 * teacher,
         "teacher activations": 64 * max(2 * (2 * 16 + 3 * 8 + 3 * 4), 2 * (2 * 16 + 3 * 16), 12 * 16),
         "teacher residual stream": 64 * 16 * 2,
-        "send buffers": 2 * 64 * 16 * 2,
+        "send buffers": 8 * 64 * 16 * 2,
     }
+    lonely = memory.teacher_rank(toy_work(student_ranks=1))
+    assert {one.name: one.value for one in lonely.phases[0].terms}["send buffers"] == 2 * 64 * 16 * 2
     sharded = {one.name: one.value for one in memory.teacher_rank(toy_work(ranks_per_replica=4)).phases[0].terms}
     assert sharded["teacher weights"] == 2 * teacher / 4
     assert sharded["teacher layers gathered"] == 3 * 2 * (2 * 16 * 8 + 2 * 16 * 4 + 3 * 16 * 16 + 32)

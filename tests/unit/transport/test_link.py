@@ -146,7 +146,7 @@ def done_by_a_teacher(posted_ahead):
         faults=SimpleNamespace(at_payload=lambda payload, ready: payload),
         buffer_free=lambda link, buffer: done.append(f"free {buffer}"),
     )  # fmt: skip
-    teacher = TeacherLink(server, 1, Identity("student 0"), None, 0)
+    teacher = TeacherLink(server, 1, Identity("student 0"), None, None, 0)
     for number in (1, 2):
         payload = torch.full((3,), number, dtype=torch.uint8)
         teacher._send_payload(link, Reply(Header(Kind.READY, ticket=number), payload, number))
