@@ -5,9 +5,9 @@
 For each layout of STUDENTSxTEACHERS it starts that many processes on this machine (forked, so that torch is imported
 once) around a store in a process of its own, and measures
   seen     seconds from a common start until every student has read every teacher's announcement,
-  linked   until every student is linked with every teacher, through the same code as in a run,
+  linked   until every student is linked with as many teachers as it keeps, through the same code as in a run,
   load     processor time of the store's process a second in the state afterwards, and what each operation costs it,
-  student  processor seconds of the busiest student rank until it was linked with all.
+  student  processor seconds of the busiest student rank until it was linked with these.
 With --no-links students and teachers only announce, beat and poll, as they do between links. First of all it measures
 the cost of single operations, alone and from many clients at once. All figures are of one machine: its cores are
 shared by the store and by all ranks, so times until linked are upper bounds of what a network of machines needs.
@@ -30,11 +30,17 @@ import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from scale_tables import polls_per_second  # noqa: E402
+
+from disaggkd_cli.config import TransportConfig  # noqa: E402
+from disaggkd_cli.config.links import links_of_ranks  # noqa: E402
 from disaggkd_cli.transport import Identity, TeacherPool, open_store, rendezvous, serve  # noqa: E402
 from disaggkd_cli.transport import pool as pool_module  # noqa: E402
 from disaggkd_cli.transport import server as server_module  # noqa: E402
+from disaggkd_cli.transport.neighbours import neighbouring  # noqa: E402
 
 LAYOUTS = ("1x1", "1x7", "4x4", "4x28", "8x8", "16x16")
+LINKS = TransportConfig().links_per_rank
 WAIT = 120.0
 CONTEXT = multiprocessing.get_context("fork")
 Pipe = multiprocessing.connection.Connection
@@ -114,7 +120,7 @@ def measure_operations(clients: tuple[int, ...], seconds: float = 2.0) -> list[d
 # Layouts
 
 
-def student_rank(endpoint: str, index: int, teachers: int, links: bool, start: object, results: object,
+def student_rank(endpoint: str, index: int, students: int, teachers: int, links: bool, start: object, results: object,
                  end: object) -> None:  # fmt: skip
     """A student rank as far as the store and the links are concerned."""
     torch.set_num_threads(1)
@@ -123,17 +129,20 @@ def student_rank(endpoint: str, index: int, teachers: int, links: bool, start: o
     began, spent = time.monotonic(), processor_seconds()
     if links:
         pool = TeacherPool(store, Identity(f"student {index}", hidden_size=8), timeout=WAIT, teacher_wait=WAIT,
-                           leader=index == 0)  # fmt: skip
+                           leader=index == 0, rank=index, ranks=students)  # fmt: skip
+        wanted = len(neighbouring(range(teachers), index, students, LINKS))
         seen = wait_for(lambda: len(pool.stats()) >= teachers, began)
-        linked = wait_for(lambda: pool.teachers >= teachers, began)
+        linked = wait_for(lambda: pool.teachers >= wanted, began)
         results.put((processor_seconds() - spent, seen, linked))
         end.wait(WAIT)
         pool.close()
         return
     known: dict[int, Identity] = {}
-    seen = None
+    seen, version = None, -1
+    found: dict[int, Identity] = {}
     while not end.is_set():
-        found = rendezvous.announced_teachers(store, known)
+        if (now_at := rendezvous.roster_version(store)) != version:
+            version, found = now_at, rendezvous.announced_teachers(store, known)
         if seen is None and len(found) >= teachers:
             seen = time.monotonic() - began
             results.put((processor_seconds() - spent, seen, None))
@@ -177,7 +186,7 @@ def measure_layout(students: int, teachers: int, links: bool, steady_seconds: fl
         start, results, end = CONTEXT.Barrier(students + teachers + 1), CONTEXT.Queue(), CONTEXT.Event()
         common = (links, start)
         ranks = [
-            CONTEXT.Process(target=student_rank, args=(store.endpoint, i, teachers, *common, results, end))
+            CONTEXT.Process(target=student_rank, args=(store.endpoint, i, students, teachers, *common, results, end))
             for i in range(students)
         ] + [CONTEXT.Process(target=teacher_rank, args=(store.endpoint, i, *common, end)) for i in range(teachers)]
         for rank in ranks:
@@ -195,18 +204,16 @@ def measure_layout(students: int, teachers: int, links: bool, steady_seconds: fl
             rank.join(30)
             if rank.is_alive():
                 rank.kill()
-    polls = students * (1 + 2 * teachers) / pool_module._DISCOVERY_SECONDS
-    polls += teachers * (2 / server_module._WATCH_SECONDS + 1 / rendezvous.HEARTBEAT_SECONDS)
     return {
         "students": students,
         "teachers": teachers,
-        "links": students * teachers if links else 0,
+        "links": students * links_of_ranks(teachers, students, LINKS)[0] if links else 0,
         "seen_seconds": max(seen for _, seen, _ in answers),
         "linked_seconds": max(linked for *_, linked in answers) if links else None,
         "store_seconds_joining": joining,
         "student_seconds_joining": max(own for own, *_ in answers),
         "store_load": spent / elapsed,
-        "operations_per_second_asked": polls,
+        "operations_per_second_asked": polls_per_second(students, teachers, LINKS),
         "threads_of_a_student": threads,
     }
 

@@ -26,16 +26,18 @@ from disaggkd_cli.planner.simulate import Scenario, simulate_workload  # noqa: E
 from disaggkd_cli.planner.split import splits  # noqa: E402
 from disaggkd_cli.planner.traffic import traffic  # noqa: E402
 
-DISCOVERY_SECONDS, WATCH_SECONDS, HEARTBEAT_SECONDS, SEND_BUFFERS = 0.2, 0.1, 1.0, 2
-"""As in transport/pool.py, server.py, rendezvous.py and teacher_link.py; tests/unit/scripts compares them."""
+DISCOVERY_SECONDS, WATCH_SECONDS, HEARTBEAT_SECONDS, LOOK_SECONDS = 0.2, 0.1, 1.0, 30.0
+LOOKS_PER_SECOND, SEND_BUFFERS, MOST_REPLIES = 5000, 2, 8
+"""As in transport/ (pool, server, rendezvous, neighbours, teacher_link, send_buffers); tests/unit/scripts compares."""
 HOURS_BETWEEN_FAILURES = 16384 * 54 * 24 / 419
 """Of one GPU: Llama 3's training had 419 unplanned interruptions in 54 days on 16,384 GPUs (arXiv:2407.21783)."""
 
 
-def polls_per_second(students: int, teachers: int) -> float:
-    """Operations a second that the store is asked for while nothing happens."""
-    by_students = students * (1 + 2 * teachers) / DISCOVERY_SECONDS
-    return by_students + teachers * (2 / WATCH_SECONDS + 1 / HEARTBEAT_SECONDS)
+def polls_per_second(students: int, teachers: int, links: int) -> float:
+    """Operations a second that the store is asked for while nothing happens; `links` as `transport.links_per_rank`."""
+    chosen = students > 1 and teachers >= 2 * links
+    looks = min(students * teachers / LOOK_SECONDS, LOOKS_PER_SECOND) if chosen else 0.0
+    return students / DISCOVERY_SECONDS + looks + teachers * (2 / WATCH_SECONDS + 1 / HEARTBEAT_SECONDS)
 
 
 def table(head: list[str], rows: list[list[str]]) -> str:
@@ -110,8 +112,12 @@ def main() -> None:
             f"{row_bytes * best.tokens_per_second / teachers / 1e6:.0f} MB/s",
             f"{here.micro_batch_tokens * students / 1e6:.2f} M",
         ])  # fmt: skip
-        links, polls = students * teachers, polls_per_second(students, teachers)
-        line = [f"{gpus:,}", f"{links:,}", f"{polls:,.0f}", f"{SEND_BUFFERS * payload * students / 2**30:,.1f} GiB"]
+        of_student, of_teacher = here.links
+        links, polls = students * of_student, polls_per_second(students, teachers, here.links_per_rank)
+        buffers = min(SEND_BUFFERS * of_teacher, MOST_REPLIES) * payload
+        line = [
+            f"{gpus:,}", f"{of_student}, {of_teacher}", f"{links:,}", f"{polls:,.0f}", f"{buffers / 2**30:,.1f} GiB",
+        ]  # fmt: skip
         if measured:
             operation = min(row["store_seconds_each"] for row in measured["operations"])
             linked = [row for row in measured["layouts"] if row["links"] >= 16]
@@ -130,7 +136,8 @@ def main() -> None:
     head = ["GPUs", "student + teacher", "tokens/s", "student peak", "teacher peak", "in, a student rank",
             "out, a teacher rank", "tokens a step"]  # fmt: skip
     print(table(head, planned), end="\n\n")
-    head = ["GPUs", "links", "store operations/s at rest", "send buffers of one teacher"]
+    head = ["GPUs", "links of a student rank, of a teacher", "links", "store operations/s at rest",
+            "send buffers of one teacher"]  # fmt: skip
     print(table(head + (["store processors busy", "store time to link all"] if measured else []), counted), end="\n\n")
     head = ["GPUs", "failures a day", "of teachers", "tokens/s, none fails", "at the fleet's rate",
             "each teacher every 2 h (failures seen)"]  # fmt: skip

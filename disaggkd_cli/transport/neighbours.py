@@ -9,6 +9,8 @@ from disaggkd_cli.config.links import groups_of_ranks
 
 LOOK_SECONDS = 30.0
 """Between two looks at the beats of all teachers; several beats of a living one lie between them."""
+LOOKS_PER_SECOND = 5000
+"""At the beats of teachers, by all student ranks together: with very many of both they look less often."""
 
 
 def neighbouring(teachers: Iterable[int], rank: int, ranks: int, links: int) -> set[int]:
@@ -54,7 +56,8 @@ class Neighbourhood:
         numbers = set(announced)
         if len(numbers) < self.most or self._ranks == 1:
             return numbers
-        if time.monotonic() - self._looked_at >= LOOK_SECONDS:
+        pause = max(LOOK_SECONDS, len(numbers) * self._ranks / LOOKS_PER_SECOND)
+        if time.monotonic() - self._looked_at >= pause:
             beats = {number: sign_of_life(number) for number in numbers}
             self._silent = {number for number, beat in beats.items() if beat == self._beats.get(number)}
             self._beats, self._looked_at = beats, time.monotonic()
