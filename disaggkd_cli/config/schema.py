@@ -287,8 +287,8 @@ class TransportConfig:
     backend: str = "auto"
     """auto takes nccl between GPUs and gloo otherwise."""
 
-    links_per_rank: int = 8
-    """Where there are twice as many teachers or more, a student rank links to 8 to 16 of them instead of to all."""
+    links_per_rank: int = 4
+    """Where there are twice as many teachers or more, a student rank links to 4 to 8 of them instead of to all."""
 
     timeout: float = 60.0
     """Seconds that one transfer, or one answer of a teacher, may take before its link is given up."""

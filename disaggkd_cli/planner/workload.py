@@ -86,7 +86,7 @@ class Workload:
     vocabulary_parallel: bool | str = False
     ring_depth: int = 3
     wire_bytes: float = 2.0
-    links_per_rank: int = 8
+    links_per_rank: int = 4
     nccl_links: bool = True
     delta_kernel: str = "fla"
     cached: bool = False

@@ -70,7 +70,7 @@ class TeacherPool:
         leader: bool = False,
         rank: int = 0,
         ranks: int = 1,
-        links: int = 8,
+        links: int = 4,
         device: torch.device | None = None,
         backend: str = "auto",
         on_event: Callable[[str], None] | None = None,
