@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 QUICKSTART_RUN ?= runs/quickstart
 
-.PHONY: help install quickstart test test-all chaos lint clean
+.PHONY: help install quickstart test test-all chaos gpu-checks lint clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -34,6 +34,9 @@ test-all: install  ## the default suite and the slow tests
 
 chaos: install  ## a seeded soak of the transport with a fault every few seconds (5 to 6 minutes)
 	$(BIN)/python tests/distributed/support/transport_chaos.py 300 1
+
+gpu-checks:  ## everything that needs a GPU, in ten minutes, without installing anything; see docs/launch.md
+	PYTHON=$(PYTHON) scripts/gpu_checks.sh
 
 lint: install  ## style
 	$(BIN)/ruff check .
