@@ -31,6 +31,7 @@ def test_the_bytes_on_the_wire_are_the_rows(reference):
             assert line["received_bytes"] == line["supervised_tokens"] * 128 * 4
 
 
+@pytest.mark.slow
 def test_two_student_ranks_with_the_teacher_elsewhere(reference_config, tmp_path, reference):
     run = run_to_end(reference_config, tmp_path / "two_ranks", "student.ranks=2", "train.micro_batch_sequences=2")
     assert_same_losses(run, reference)
@@ -41,6 +42,7 @@ def test_two_student_ranks_with_the_teacher_sharded_over_them(reference_config, 
     assert_same_losses(run_to_end(reference_config, tmp_path / "colocated_two", *arguments), reference)
 
 
+@pytest.mark.slow
 def test_accumulation(reference_config, tmp_path, reference):
     arguments = ("train.micro_batch_sequences=2", "train.accumulation=2")
     run = run_to_end(reference_config, tmp_path / "accumulated", *arguments)

@@ -78,6 +78,7 @@ def test_a_teacher_that_dies_at_each_reply(reference_config, reference, tmp_path
     assert_undisturbed(tmp_path / "run", reference)
 
 
+@pytest.mark.slow
 def test_two_student_ranks_one_of_which_dies(reference_config, reference, tmp_path):
     arguments = ("student.ranks=2", "train.micro_batch_sequences=2")
     output = run_with_faults(reference_config, tmp_path / "run", "student 1.after_commit:kill@9", *arguments)

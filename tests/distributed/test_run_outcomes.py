@@ -33,7 +33,7 @@ def stopped_run(config, run_dir, stops):
     return run_to_end(config, run_dir, *resume)
 
 
-@pytest.mark.parametrize("stops", [[10], [6, 12]])
+@pytest.mark.parametrize("stops", [pytest.param([10], marks=pytest.mark.slow), [6, 12]])
 def test_interrupted_runs_end_in_the_same_weights(reference_config, reference, tmp_path, stops):
     run = stopped_run(reference_config, tmp_path / "pieces", stops)
     assert weights_sha256(run) == weights_sha256(reference)
@@ -148,6 +148,7 @@ def test_the_teacher_matters_and_frozen_parts_stay(reference_config, reference, 
     assert not torch.equal(trained["model.layers.1.mlp.up_proj.weight"], teacher["model.layers.2.mlp.up_proj.weight"])
 
 
+@pytest.mark.slow
 def test_low_precision_over_two_ranks_with_checkpointed_activations(reference_config, reference, tmp_path):
     run = run_to_end(
         reference_config, tmp_path / "low", "student.dtype=bfloat16", "teacher.dtype=bfloat16", "train.steps=5",
@@ -157,6 +158,7 @@ def test_low_precision_over_two_ranks_with_checkpointed_activations(reference_co
     assert losses(run) == pytest.approx(losses(reference)[:5], rel=0.02)
 
 
+@pytest.mark.slow
 def test_checkpointed_activations_change_nothing(reference_config, reference, tmp_path):
     run = run_to_end(
         reference_config, tmp_path / "run", "mode=colocated", "student.activation_checkpointing=full", "train.steps=5"
