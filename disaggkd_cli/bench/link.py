@@ -141,7 +141,7 @@ def _measure_links(count: int, plan: list[tuple[int, int]], rounds: int) -> list
         ]
         figures = []
         for size, messages in plan:
-            slots = [make_slots(1, size)[0] for _ in links]
+            slots = [make_slots(2, size) for _ in links]
             seconds: dict[bool, list[float]] = {False: [], True: []}
             for as_link in _turns(rounds):
                 began = time.perf_counter()
@@ -165,16 +165,27 @@ def _compare(moved: int, first: list[float], second: list[float]) -> tuple[float
     return moved / statistics.median(first), moved / statistics.median(second), ratio
 
 
-def _receive(link: Link, slot: Slot, messages: int, as_link: bool) -> None:
+def _receive(link: Link, slots: list[Slot], messages: int, as_link: bool) -> None:
     link.send_header(Header(Kind.PING))
-    group, buffer = link.pair.group, slot.buffer
-    for _ in range(messages):
-        if as_link:
-            if link.receive_header().body_bytes != buffer.numel():
-                raise RunError("bench link: a header announces another size")
-            link.payloads.receive(slot, buffer.numel())
-        else:
-            group.recv([buffer], 1 - STUDENT, Tag.BENCH).wait()
+    if as_link:
+        _receive_as_a_student_does(link, slots, messages)
+        return
+    for number in range(messages):
+        link.pair.group.recv([slots[number % len(slots)].buffer], 1 - STUDENT, Tag.BENCH).wait()
+
+
+def _receive_as_a_student_does(link: Link, slots: list[Slot], messages: int) -> None:
+    before = None
+    for number in range(messages):
+        slot = slots[number % len(slots)]
+        size = slot.buffer.numel()
+        if link.receive_header().body_bytes != size:
+            raise RunError("bench link: a header announces another size")
+        travelling = link.payloads.start_receive(slot, size)
+        if before is not None:
+            before.wait()
+        before = travelling
+    before.wait()
 
 
 def _send_payloads(endpoint: str, index: int, plan: list[tuple[int, int]], rounds: int) -> None:

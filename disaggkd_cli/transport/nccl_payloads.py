@@ -78,11 +78,13 @@ class NcclPayloads:
         self._post("send", staged, sent)
         return NcclTransfer(self, staged, sent)
 
-    def receive(self, slot: Slot, size: int) -> None:
+    def start_receive(self, slot: Slot, size: int) -> Arrived:
+        """Receive to the end: one communicator has one transfer at a time, so there is nothing to run ahead with."""
         with self._cuda.on(self._stream):
             self._stream.wait_event(slot.free)
         self._post("recv", slot.buffer[:size], slot.filled)
         self.await_done(slot.filled, "receive")
+        return Arrived()
 
     def received(self, slot: Slot, size: int) -> Tensor:
         return slot.buffer[:size]
@@ -179,6 +181,13 @@ class NcclPayloads:
         let_go.set()
 
 
+class Arrived:
+    """A payload that has been received already."""
+
+    def wait(self) -> None:
+        """See `Transfer.wait`."""
+
+
 class NcclTransfer:
     """A payload being sent; it holds on to its tensor."""
 
@@ -271,7 +280,7 @@ def _probe(channel: NcclPayloads, side: int, cuda: Cuda) -> None:
     if side == TEACHER:
         channel.start(slot.buffer).wait()
         return
-    channel.receive(slot, _PROBE_BYTES)
+    channel.start_receive(slot, _PROBE_BYTES)
     with channel.looking():
         if not torch.equal(slot.buffer.cpu(), pattern):
             raise LinkLost("the probe arrived damaged")

@@ -1,8 +1,9 @@
 """How the payloads of one link travel: over its gloo pair from host memory, over gloo by way of page-locked staging
 buffers, or (`nccl_payloads`) straight between two GPUs.
 
-The teacher's sending thread calls `stage` and `start`, the student's receiving thread `receive`, and its verifying
-thread `received` and `hand_over`. A payload is received only after its READY has been validated, whatever the channel.
+The teacher's sending thread calls `stage` and `start`; the student's receiving thread `start_receive`, and its thread
+for arrivals waits for that and calls `received` and `hand_over`. A payload's receive is started only after its READY
+has been validated, whatever the channel.
 """
 
 from __future__ import annotations
@@ -40,14 +41,15 @@ class PayloadChannel(Protocol):
     def start(self, staged: Tensor) -> Transfer:
         """Start to send what `stage` returned, after its READY."""
 
-    def receive(self, slot: Slot, size: int) -> None:
-        """Receive the next payload, of exactly `size` bytes, for `slot`.
+    def start_receive(self, slot: Slot, size: int) -> Transfer:
+        """Start to receive the next payload, of exactly `size` bytes, for `slot`, behind those started before.
 
-        When this returns or raises `LinkLost`, the transfer is over: nothing writes for `slot` any more.
+        Once `wait` of what this returns has returned or raised `LinkLost`, the transfer is over: nothing writes for
+        `slot` any more. The same holds when this raises.
         """
 
     def received(self, slot: Slot, size: int) -> Tensor:
-        """Return what `receive` brought, to be looked at under `looking()`."""
+        """Return what has been received, to be looked at under `looking()`."""
 
     def looking(self) -> AbstractContextManager:
         """Return the context in which kernels that look at a payload run beside the trainer's."""
@@ -75,8 +77,8 @@ class HostPayloads:
     def start(self, staged: Tensor) -> Transfer:
         return self._pair.start_send(staged, Tag.PAYLOAD, "a payload")
 
-    def receive(self, slot: Slot, size: int) -> None:
-        self._pair.start_receive(slot.landing[:size], Tag.PAYLOAD, "a payload").wait()
+    def start_receive(self, slot: Slot, size: int) -> Transfer:
+        return self._pair.start_receive(slot.landing[:size], Tag.PAYLOAD, "a payload")
 
     def received(self, slot: Slot, size: int) -> Tensor:
         return slot.landing[:size]

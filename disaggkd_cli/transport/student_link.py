@@ -1,7 +1,8 @@
-"""One link as the student rank lives it: a thread that forms it and receives, one that sends, one that verifies.
+"""One link as the student rank lives it: a thread that forms it and receives headers, one that sends, one that awaits
+payloads and verifies them.
 
-The receiving thread owns the link's fate. It alone ends the link, and only after its own receive call has returned and
-what came before is verified, so a slot that a dying teacher could still write into is never handed to another one.
+The receiving thread owns the link's fate. It alone ends the link, and only after every receive that it started is over
+and what came is verified, so a slot that a dying teacher could still write into is never handed to another one.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from disaggkd_cli.transport.errors import (
 from disaggkd_cli.transport.identity import Identity, compare_identities
 from disaggkd_cli.transport.ledger import Entry
 from disaggkd_cli.transport.link import STUDENT, Link, form_link
+from disaggkd_cli.transport.pair import Transfer
 from disaggkd_cli.transport.payloads import PayloadChannel
 from disaggkd_cli.transport.protocol import PING_SECONDS, Header, Kind, Request, StopReason, stop_reason
 from disaggkd_cli.transport.rendezvous import await_acceptance, invite_teacher, link_key
@@ -101,7 +103,8 @@ class StudentLink:
         self._name = f"link {pool.identity.role} - {record.identity.role}"
         self._last_reply = 0.0
         self._sent_at: dict[int, float] = {}
-        self._unverified: queue.SimpleQueue[tuple[Header, Entry, float] | None] = queue.SimpleQueue()
+        self._arriving: queue.SimpleQueue[tuple[Header, Entry, Transfer] | None] = queue.SimpleQueue()
+        self._payload_lost = ""
 
     def start(self) -> None:
         self.thread.start()
@@ -112,16 +115,16 @@ class StudentLink:
 
     def _live(self) -> None:
         cause = ""
-        link = verifier = None
+        link = arrivals = None
         wedged = False
         try:
             link = self._form()
             sender = threading.Thread(target=self._send_loop, args=(link,), name=f"send: {self._name}", daemon=True)
-            verifier = threading.Thread(
-                target=self._verify_loop, args=(link.payloads,), name=f"verify: {self._name}", daemon=True
+            arrivals = threading.Thread(
+                target=self._arrival_loop, args=(link,), name=f"arrivals: {self._name}", daemon=True
             )
             self.pool.link_formed(self)
-            verifier.start()
+            arrivals.start()
             sender.start()
             cause = self._receive_loop(link)
         except IncompatiblePeer as error:
@@ -130,7 +133,7 @@ class StudentLink:
         except ProtocolError as error:
             cause = self.record.blocked = f"{self._name}: {error}"
         except LinkLost as error:
-            cause = str(error)
+            cause = self._payload_lost or str(error)
         except ChannelWedged as error:
             # The link keeps its open requests: a slot that may still be written is given to nobody.
             wedged = True
@@ -141,11 +144,11 @@ class StudentLink:
         finally:
             if self._store is not None:
                 self.pool.connections.lose()
-            if verifier is not None:
+            if arrivals is not None:
                 self.outbox.put(None)
                 link.close()
-                self._unverified.put(None)
-                verifier.join()
+                self._arriving.put(None)
+                arrivals.join()
             if not wedged:
                 self.pool.link_ended(self, cause)
 
@@ -233,23 +236,31 @@ class StudentLink:
         entry = self.pool.arriving(self, header.ticket)
         order: Order = entry.content
         check_ready(header, order)
-        link.payloads.receive(order.slot, order.payload_bytes)
+        self._arriving.put((header, entry, link.payloads.start_receive(order.slot, order.payload_bytes)))
+
+    def _arrival_loop(self, link: Link) -> None:
+        # A thread of its own, so that the next READY is looked at and its receive started while this payload travels,
+        # and the next payload travels while this one is read through.
+        try:
+            while (item := self._arriving.get()) is not None:
+                header, entry, transfer = item
+                try:
+                    transfer.wait()
+                except LinkLost as error:
+                    # The receiving thread sees the same broken pair and ends the link, after this thread.
+                    self._payload_lost = self._payload_lost or str(error)
+                    link.close()
+                else:
+                    self._verify(link.payloads, header, entry)
+        except Exception as error:  # a fault of ours must not leave the trainer waiting: say it there
+            self.pool.fail(error)
+
+    def _verify(self, payloads: PayloadChannel, header: Header, entry: Entry) -> None:
+        order: Order = entry.content
         now = time.monotonic()
         self.record.received_bytes += order.payload_bytes
         seconds = now - max(self._last_reply, self._sent_at.pop(header.ticket, now))
         self._last_reply = now
-        self._unverified.put((header, entry, seconds))
-
-    def _verify_loop(self, payloads: PayloadChannel) -> None:
-        # A thread of its own, so that the next payload travels while this one is read through.
-        try:
-            while (item := self._unverified.get()) is not None:
-                self._verify(payloads, *item)
-        except Exception as error:  # a fault of ours must not leave the trainer waiting: say it there
-            self.pool.fail(error)
-
-    def _verify(self, payloads: PayloadChannel, header: Header, entry: Entry, seconds: float) -> None:
-        order: Order = entry.content
         with payloads.looking():
             problem = payload_problem(header, payloads.received(order.slot, order.payload_bytes), order)
         if problem:

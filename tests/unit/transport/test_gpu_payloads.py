@@ -269,7 +269,7 @@ def test_a_closed_channel_gives_its_communicator_up_and_refuses_further_payloads
     groups = student._group, teacher._group
     threading.Timer(0.2, student.close).start()
     with pytest.raises(LinkLost, match="could not receive a payload over NCCL: the link is closed"):
-        student.receive(*make_slots(1, 8, FakeCuda()), 8)
+        student.start_receive(*make_slots(1, 8, FakeCuda()), 8).wait()
     teacher.close()
     assert all(group.aborted.wait(5) for group in groups)
     with pytest.raises(LinkLost, match="closed"):
@@ -282,7 +282,7 @@ def test_what_a_failing_communicator_lets_go_is_not_believed(pair_of_channels):
     teacher.close()
     teacher = None
     with pytest.raises(LinkLost, match="NCCL reports REMOTE_ERROR"):
-        student.receive(*make_slots(1, 8, FakeCuda()), 8)
+        student.start_receive(*make_slots(1, 8, FakeCuda()), 8).wait()
 
 
 def test_an_operation_that_nccl_refuses_loses_the_link(pair_of_channels):

@@ -50,12 +50,12 @@ def test_the_next_header_passes_a_payload_that_nobody_receives_yet():
     sending.join()
     first = teacher.payloads.start(teacher.payloads.stage(payloads[0]))
     teacher.send_header(Header(Kind.READY, ticket=7, body_bytes=5000))  # would wait in vain behind the payload
-    student.payloads.receive(slot, 5000)
+    student.payloads.start_receive(slot, 5000).wait()
     first.wait()
     assert torch.equal(slot.buffer[:5000], payloads[0])
     assert student.receive_header().ticket == 7
     second = teacher.payloads.start(payloads[1])
-    student.payloads.receive(slot, 5000)
+    student.payloads.start_receive(slot, 5000).wait()
     second.wait()
     assert torch.equal(slot.buffer[:5000], payloads[1])
 
@@ -66,7 +66,7 @@ def test_a_message_of_several_pieces_arrives_whole(monkeypatch):
     payload = torch.arange(4096).to(torch.uint8)
     (slot,) = make_slots(1, 4096)
     sent = teacher.payloads.start(payload)
-    student.payloads.receive(slot, 4096)
+    student.payloads.start_receive(slot, 4096).wait()
     sent.wait()
     assert torch.equal(slot.buffer, payload)
 
