@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 QUICKSTART_RUN ?= runs/quickstart
+# Tests start processes that wait for each other much of the time. Each file stays within one worker.
+PARALLEL ?= --numprocesses=2 --dist=loadfile
 
 .PHONY: help install quickstart test test-all chaos gpu-checks lint clean
 
@@ -27,10 +29,10 @@ quickstart: assets/quickstart.overrides  ## distil a real teacher on real text, 
 	$(BIN)/python scripts/compare_sentences.py assets/smollm2-135m-instruct $(QUICKSTART_RUN)/student
 
 test: install  ## the default suite
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(PARALLEL)
 
 test-all: install  ## the default suite and the slow tests
-	$(BIN)/python -m pytest -m 'slow or not slow'
+	$(BIN)/python -m pytest $(PARALLEL) -m 'slow or not slow'
 
 chaos: install  ## a seeded soak of the transport with a fault every few seconds (5 to 6 minutes)
 	$(BIN)/python tests/distributed/support/transport_chaos.py 300 1

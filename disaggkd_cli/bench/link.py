@@ -23,9 +23,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 
 import torch
+import torch.distributed as dist
 
 from disaggkd_cli.errors import RunError
 from disaggkd_cli.transport import HiddenStateRing, Identity, Request, TeacherPool, open_store, serve
+from disaggkd_cli.transport.backends import open_payloads
 from disaggkd_cli.transport.link import STUDENT, TEACHER, Link, form_link
 from disaggkd_cli.transport.pair import Tag
 from disaggkd_cli.transport.protocol import Header, Kind
@@ -135,10 +137,7 @@ def _measure_links(count: int, plan: list[tuple[int, int]], rounds: int) -> list
     endpoint = f"127.0.0.1:{store.port}"
     peers = _start(_send_payloads, [(endpoint, index, plan, rounds) for index in range(count)])
     try:
-        links = [
-            form_link(store.clone(), f"bench/{i}", STUDENT, name=f"bench link {i}", generation=1, timeout=TIMEOUT)
-            for i in range(count)
-        ]
+        links = [_form(store.clone(), index, STUDENT) for index in range(count)]
         figures = []
         for size, messages in plan:
             slots = [make_slots(2, size) for _ in links]
@@ -151,6 +150,16 @@ def _measure_links(count: int, plan: list[tuple[int, int]], rounds: int) -> list
         return figures
     finally:
         _end(peers)
+
+
+def _form(store: dist.Store, index: int, side: int) -> Link:
+    key, name = f"bench/{index}", f"bench link {index}"
+    link = form_link(store, key, side, name=name, generation=1, timeout=TIMEOUT)
+    identity = Identity(name)
+    link.payloads = open_payloads(
+        link, identity, identity, side, key, store, None, forming_timeout=TIMEOUT, bind="loopback"
+    )  # fmt: skip
+    return link
 
 
 def _turns(rounds: int) -> Iterator[bool]:
@@ -191,7 +200,7 @@ def _receive_as_a_student_does(link: Link, slots: list[Slot], messages: int) -> 
 def _send_payloads(endpoint: str, index: int, plan: list[tuple[int, int]], rounds: int) -> None:
     torch.set_num_threads(1)
     store = open_store(endpoint, host_it=False, timeout=TIMEOUT)
-    link = form_link(store, f"bench/{index}", TEACHER, name=f"bench link {index}", generation=1, timeout=TIMEOUT)
+    link = _form(store, index, TEACHER)
     group = link.pair.group
     for size, messages in plan:
         payload = torch.ones(size, dtype=torch.uint8)

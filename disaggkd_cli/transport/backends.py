@@ -11,6 +11,7 @@ from disaggkd_cli.transport.errors import IncompatiblePeer
 from disaggkd_cli.transport.identity import Identity
 from disaggkd_cli.transport.link import Link
 from disaggkd_cli.transport.nccl_payloads import form_nccl_payloads
+from disaggkd_cli.transport.pair import form_pair
 from disaggkd_cli.transport.payloads import HostPayloads, PayloadChannel, StagedPayloads
 
 CPU = "cpu"
@@ -77,7 +78,16 @@ def cuda_of(device: torch.device) -> Cuda | None:
 
 
 def open_payloads(
-    link: Link, student: Identity, teacher: Identity, side: int, key: str, store: dist.Store, cuda: Cuda | None
+    link: Link,
+    student: Identity,
+    teacher: Identity,
+    side: int,
+    key: str,
+    store: dist.Store,
+    cuda: Cuda | None,
+    *,
+    forming_timeout: float,
+    bind: str,
 ) -> PayloadChannel:
     """Return how payloads travel on a link whose handshake is done; both sides call it then.
 
@@ -86,12 +96,17 @@ def open_payloads(
         key: of the link in the store.
         store: a connection that nobody else uses from now on.
         cuda: where the caller's payloads lie; None for the CPU.
+        forming_timeout, bind: as those of the link.
 
     Raises:
         IncompatiblePeer: see `agree_on_backend`.
-        LinkLost: NCCL did not come about between the two.
+        LinkLost: the channel did not come about between the two.
     """
     if agree_on_backend(student, teacher) == "nccl" and cuda is not None:
         group_store = dist.PrefixStore(f"{key}/nccl", store)
         return form_nccl_payloads(group_store, side, cuda, name=link.name, timeout=link.timeout)
-    return HostPayloads(link.pair) if cuda is None else StagedPayloads(link.pair, cuda)
+    # A pair of their own: one socket would keep the next READY behind the payload that travels.
+    pair = form_pair(
+        store, f"{key}/payloads", side, name=link.name, timeout=link.timeout, forming_timeout=forming_timeout, bind=bind
+    )
+    return HostPayloads(pair) if cuda is None else StagedPayloads(pair, cuda)

@@ -3,8 +3,9 @@
 A link is disposable. Any error closes it; the two sides then form another under a new generation. Each direction is
 used by one thread at a time: one sends, one receives.
 
-The receive of the next header is posted before the payload of this one, so a header that follows a payload closely is
-there when the payload is. A payload's own receive is posted only after its READY has been validated.
+The receive of the next header is posted before the payload of this one, and payloads have a pair of their own, so a
+READY is read, and the receive of its payload started, while the payload before it still travels. A payload's own
+receive is started only after its READY has been validated.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Link:
     """One side of a link.
 
     Args:
-        pair: carries everything but payloads on GPUs.
+        pair: carries everything but payloads, which have a channel of their own as soon as the handshake is done.
         generation: the number both sides agreed on; a header of another one is refused.
         run_id: headers of another run are refused.
 

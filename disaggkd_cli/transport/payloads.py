@@ -1,4 +1,4 @@
-"""How the payloads of one link travel: over its gloo pair from host memory, over gloo by way of page-locked staging
+"""How the payloads of one link travel: over a gloo pair from host memory, over gloo by way of page-locked staging
 buffers, or (`nccl_payloads`) straight between two GPUs.
 
 The teacher's sending thread calls `stage` and `start`; the student's receiving thread `start_receive`, and its thread
@@ -62,7 +62,7 @@ class PayloadChannel(Protocol):
 
 
 class HostPayloads:
-    """Host memory to host memory, over the link's own pair."""
+    """Host memory to host memory, over a gloo pair."""
 
     backend = "gloo"
     checksums = True
@@ -90,7 +90,7 @@ class HostPayloads:
         """The bytes are in the slot already."""
 
     def close(self) -> None:
-        """The pair is the link's to close."""
+        self._pair.close()
 
 
 class StagedPayloads(HostPayloads):
@@ -99,7 +99,7 @@ class StagedPayloads(HostPayloads):
     The peer may be on the CPU: staging is each side's own affair.
 
     Args:
-        pair: the link's.
+        pair: theirs alone.
         cuda: this side's device.
     """
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from disaggkd_cli.transport.errors import ProtocolError
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 MAGIC = b"DKD1"
 HEADER_BYTES = 128
 MAX_TEXT_BYTES = 16 * 1024

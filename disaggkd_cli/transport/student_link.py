@@ -181,7 +181,10 @@ class StudentLink:
         compare_identities(identity, teacher)
         nccl = agree_on_backend(identity, teacher) == "nccl"
         try:
-            link.payloads = open_payloads(link, identity, teacher, STUDENT, key, self._store, self.pool.cuda)
+            link.payloads = open_payloads(
+                link, identity, teacher, STUDENT, key, self._store, self.pool.cuda,
+                forming_timeout=min(FORMING_SECONDS, self.pool.timeout), bind=self.pool.bind,
+            )  # fmt: skip
         except LinkLost:
             self.record.nccl_failed = nccl
             link.close()

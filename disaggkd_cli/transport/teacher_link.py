@@ -152,7 +152,10 @@ class TeacherLink:
             raise
         link.send_text(Kind.WELCOME, self.server.identity.encode())
         server = self.server
-        link.payloads = open_payloads(link, self.student, server.identity, TEACHER, key, self._store, server.cuda)
+        link.payloads = open_payloads(
+            link, self.student, server.identity, TEACHER, key, self._store, server.cuda,
+            forming_timeout=min(FORMING_SECONDS, server.timeout), bind=server.bind,
+        )  # fmt: skip
         self._connections.give_back(self._store)
         self._store = None
         return link
