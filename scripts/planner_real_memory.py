@@ -31,8 +31,8 @@ from disaggkd_cli.planner import memory
 from disaggkd_cli.planner.config_json import model_shape
 from disaggkd_cli.planner.hardware import load_catalogue
 from disaggkd_cli.planner.workload import Cluster, Efficiency, Workload
-from disaggkd_cli.training.layout import StudentLayout
-from disaggkd_cli.training.student_module import StudentModule, shard_student, shard_teacher, student_mesh
+from disaggkd_cli.training.layout import StudentLayout, student_mesh
+from disaggkd_cli.training.student_module import StudentModule, shard_student, shard_teacher
 
 RANKS, SEQUENCE, ROWS, RING = 2, 256, 8, 3
 TOKENS = SEQUENCE * ROWS

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterable
 from typing import Annotated
 
 import typer
@@ -41,16 +42,12 @@ def loss(
     """The fused loss against full logits, the matrix products alone, and installed peers: time, scratch, error."""
     from disaggkd_cli.bench.loss import HEADS, LossBenchOptions, print_table, run
     from disaggkd_cli.config import DIVERGENCES
-    from disaggkd_cli.errors import UserError
 
     divergences = tuple(divergence or ["forward_kl"])
     divergences = DIVERGENCES if divergences == ("all",) else divergences
-    for given, known, name in ((divergences, DIVERGENCES, "divergence"), (dtype or (), _DTYPES, "dtype")):
-        for one in given:
-            if one not in known:
-                raise UserError(f"--{name} {one}: is not known; there are {', '.join(known)}")
-    if head is not None and head not in HEADS:
-        raise UserError(f"--head {head}: is not known; there are {', '.join(HEADS)}")
+    _known("divergence", divergences, DIVERGENCES)
+    _known("dtype", dtype, _DTYPES)
+    _known("head", None if head is None else [head], HEADS)
     given = {
         "rows": rows,
         "vocabulary": vocabulary,
@@ -117,11 +114,8 @@ def step(
     from disaggkd_cli.bench.runs import MODES
     from disaggkd_cli.bench.step import StepBenchOptions, bench_step
     from disaggkd_cli.bench.step_report import format_step_report
-    from disaggkd_cli.errors import UserError
 
-    for one in mode or ():
-        if one not in MODES:
-            raise UserError(f"--mode {one}: is not known; there are {', '.join(MODES)}")
+    _known("mode", mode, MODES)
     options = StepBenchOptions(
         config, tuple(overrides or ()), steps, repeats, tuple(mode or MODES), memory, results, fresh
     )
@@ -152,11 +146,8 @@ def frontier(
     from disaggkd_cli.bench.frontier import FrontierOptions, bench_frontier, parse_cap
     from disaggkd_cli.bench.frontier_report import format_frontier_report
     from disaggkd_cli.bench.runs import MODES
-    from disaggkd_cli.errors import UserError
 
-    for one in mode or ():
-        if one not in MODES:
-            raise UserError(f"--mode {one}: is not known; there are {', '.join(MODES)}")
+    _known("mode", mode, MODES)
     options = FrontierOptions(
         config,
         tuple(overrides or ()),
@@ -176,3 +167,12 @@ def frontier(
 
 
 _DTYPES = ("float32", "bfloat16")
+
+
+def _known(option: str, given: Iterable[str] | None, known: Iterable[str]) -> None:
+    """Raise a UserError for the first word that the option does not know."""
+    from disaggkd_cli.errors import UserError
+
+    for one in given or ():
+        if one not in known:
+            raise UserError(f"--{option} {one}: is not known; there are {', '.join(known)}")

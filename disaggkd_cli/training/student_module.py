@@ -19,11 +19,8 @@ from disaggkd_cli.data import MicroBatch
 from disaggkd_cli.errors import UserError
 from disaggkd_cli.losses import Head, fused_kd_loss, reference_kd_loss
 from disaggkd_cli.models import backbone_of, decoder_layers, head_of, hidden_states
-from disaggkd_cli.training.layout import student_mesh
 from disaggkd_cli.training.vocabulary_parallel import VocabularyParallel
 from disaggkd_cli.units import parse_bytes
-
-__all__ = ["StudentModule", "freeze", "fsdp_units", "shard_student", "shard_teacher", "student_mesh"]
 
 
 class StudentModule(nn.Module):

@@ -17,6 +17,7 @@ from torch import Tensor
 from disaggkd_cli.transport.errors import LinkLost
 
 STUDENT, TEACHER = 0, 1
+FORMING_SECONDS = 10.0
 CHUNK_BYTES = 64 * 2**20
 """Longer messages travel in pieces, so that the timeout bounds a piece and not a whole payload on a slow network."""
 
@@ -133,6 +134,11 @@ class GlooTransfer:
             f"{pair.name}: could not {self._verb} {self._what} within {seconds:.1f} s (timeout {pair.timeout:g} s), "
             f"{cause}: {first_line}"
         ) from error
+
+
+def forming_seconds(timeout: float) -> float:
+    """Return how long both sides of a link wait for each other to form it; `timeout` is that of its transfers."""
+    return min(FORMING_SECONDS, timeout)
 
 
 def form_pair(

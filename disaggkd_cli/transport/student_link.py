@@ -28,7 +28,7 @@ from disaggkd_cli.transport.errors import (
 from disaggkd_cli.transport.identity import Identity, compare_identities
 from disaggkd_cli.transport.ledger import Entry
 from disaggkd_cli.transport.link import STUDENT, Link, form_link
-from disaggkd_cli.transport.pair import Transfer
+from disaggkd_cli.transport.pair import Transfer, forming_seconds
 from disaggkd_cli.transport.payloads import PayloadChannel
 from disaggkd_cli.transport.protocol import PING_SECONDS, Header, Kind, Request, StopReason, stop_reason
 from disaggkd_cli.transport.rendezvous import await_acceptance, invite_teacher, link_key
@@ -38,7 +38,6 @@ from disaggkd_cli.transport.wire import payload_bytes, payload_checksum, payload
 if TYPE_CHECKING:
     from disaggkd_cli.transport.pool import TeacherPool
 
-FORMING_SECONDS = 10.0
 STRIKES = 2
 """How many bad replies (corrupt, non-finite, failed forward) end a teacher's service to this student."""
 FORGIVEN_AFTER = 1000
@@ -157,7 +156,7 @@ class StudentLink:
         if self.record.nccl_failed and identity.backend == "auto":
             identity = replace(identity, backend="gloo")
         generation = invite_teacher(self._store, self.record.number, identity)
-        await_acceptance(self._store, self.record.number, generation, min(FORMING_SECONDS, self.pool.timeout))
+        await_acceptance(self._store, self.record.number, generation, forming_seconds(self.pool.timeout))
         key = link_key(self.record.number, generation)
         link = form_link(
             self._store,
@@ -167,7 +166,7 @@ class StudentLink:
             generation=generation,
             run_id=self.pool.identity.run_id,
             timeout=self.pool.timeout,
-            forming_timeout=min(FORMING_SECONDS, self.pool.timeout),
+            forming_timeout=forming_seconds(self.pool.timeout),
             bind=self.pool.bind,
         )
         link.send_text(Kind.HELLO, identity.encode())
@@ -183,7 +182,7 @@ class StudentLink:
         try:
             link.payloads = open_payloads(
                 link, identity, teacher, STUDENT, key, self._store, self.pool.cuda,
-                forming_timeout=min(FORMING_SECONDS, self.pool.timeout), bind=self.pool.bind,
+                forming_timeout=forming_seconds(self.pool.timeout), bind=self.pool.bind,
             )  # fmt: skip
         except LinkLost:
             self.record.nccl_failed = nccl

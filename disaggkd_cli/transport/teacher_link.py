@@ -16,7 +16,7 @@ from disaggkd_cli.transport.connections import StoreConnections
 from disaggkd_cli.transport.errors import ChannelWedged, IncompatiblePeer, LinkLost, ProtocolError
 from disaggkd_cli.transport.identity import Identity, compare_identities
 from disaggkd_cli.transport.link import TEACHER, Link, form_link
-from disaggkd_cli.transport.pair import Transfer
+from disaggkd_cli.transport.pair import Transfer, forming_seconds
 from disaggkd_cli.transport.protocol import (
     PING_SECONDS,
     Header,
@@ -33,7 +33,6 @@ from disaggkd_cli.transport.wire import payload_checksum
 if TYPE_CHECKING:
     from disaggkd_cli.transport.server import TeacherServer
 
-FORMING_SECONDS = 10.0
 SEND_BUFFERS = 2
 
 
@@ -137,7 +136,7 @@ class TeacherLink:
             generation=self._generation,
             run_id=self.student.run_id,
             timeout=self.server.timeout,
-            forming_timeout=min(FORMING_SECONDS, self.server.timeout),
+            forming_timeout=forming_seconds(self.server.timeout),
             bind=self.server.bind,
         )
         hello = link.receive_header()
@@ -154,7 +153,7 @@ class TeacherLink:
         server = self.server
         link.payloads = open_payloads(
             link, self.student, server.identity, TEACHER, key, self._store, server.cuda,
-            forming_timeout=min(FORMING_SECONDS, server.timeout), bind=server.bind,
+            forming_timeout=forming_seconds(server.timeout), bind=server.bind,
         )  # fmt: skip
         self._connections.give_back(self._store)
         self._store = None

@@ -33,7 +33,8 @@ from disaggkd_cli.models import (
     verify_split,
 )
 from disaggkd_cli.training.export import export_student
-from disaggkd_cli.training.student_module import StudentModule, shard_student, student_mesh
+from disaggkd_cli.training.layout import student_mesh
+from disaggkd_cli.training.student_module import StudentModule, shard_student
 from tests.support.models import VOCABULARY, tiny_model
 from tests.support.runs import TINY_TEACHER
 
