@@ -6,7 +6,7 @@ QUICKSTART_RUN ?= runs/quickstart
 # Tests start processes that wait for each other much of the time. Each file stays within one worker.
 PARALLEL ?= --numprocesses=2 --dist=loadfile
 
-.PHONY: help install quickstart test test-all chaos gpu-checks lint clean
+.PHONY: help install quickstart test test-all chaos gpu-checks lint format clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -40,8 +40,13 @@ chaos: install  ## a seeded soak of the transport with a fault every few seconds
 gpu-checks:  ## everything that needs a GPU, in ten minutes, without installing anything; see docs/launch.md
 	PYTHON=$(PYTHON) scripts/gpu_checks.sh
 
-lint: install  ## style
+lint: install  ## style: rules and format
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: install  ## rewrite every Python file in the one format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
 
 clean:  ## remove the virtual environment, assets and runs
 	rm -rf $(VENV) assets runs

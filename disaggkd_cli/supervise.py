@@ -60,9 +60,7 @@ def places(config: Config, roles: Sequence[str], endpoint: str, listen_fd: int |
     per_replica = config.teacher.ranks_per_replica
     for number in range(teachers):
         replica, within = divmod(number, per_replica)
-        found.append(
-            Place(TEACHER, within, per_replica, replica, ranks + number, local, endpoint, launcher="disaggkd")
-        )
+        found.append(Place(TEACHER, within, per_replica, replica, ranks + number, local, endpoint, launcher="disaggkd"))
     return found
 
 

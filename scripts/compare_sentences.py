@@ -1,6 +1,6 @@
 """Let teacher and student go on from the same words, greedily, side by side.
 
-    python scripts/compare_sentences.py assets/smollm2-135m-instruct runs/quickstart/student
+python scripts/compare_sentences.py assets/smollm2-135m-instruct runs/quickstart/student
 """
 
 from __future__ import annotations

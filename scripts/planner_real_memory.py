@@ -177,8 +177,7 @@ def main(numbers: list[int]) -> int:
         error = f"{rank.peak_bytes / measured - 1:+.1%}"
         figures = f"{rank.peak_bytes / 2**20:.1f} | {measured / 2**20:.1f} | {error}"
         print(
-            f"| {case[0]} | {loss} | {compute} | {'full' if case[3] else 'none'} | {rank.binding.name} | "
-            f"{figures} |",
+            f"| {case[0]} | {loss} | {compute} | {'full' if case[3] else 'none'} | {rank.binding.name} | {figures} |",
             flush=True,
         )
     return 0

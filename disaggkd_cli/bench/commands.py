@@ -57,9 +57,7 @@ def loss(
         "budgets": tuple(budget or ()),
     }
     shape = HEADS.get(head, {}) | {name: value for name, value in given.items() if value}
-    options = LossBenchOptions(
-        divergences=divergences, repeats=repeats, peers=peers, device=device, seed=seed, **shape
-    )
+    options = LossBenchOptions(divergences=divergences, repeats=repeats, peers=peers, device=device, seed=seed, **shape)
     result = run(options)
     if as_json:
         print(json.dumps(result, indent=2))

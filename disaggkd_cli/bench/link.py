@@ -363,5 +363,3 @@ def _in_threads(function: Callable, calls: list[tuple]) -> None:
         thread.join()
     if failures:
         raise failures[0]
-
-

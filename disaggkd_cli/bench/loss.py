@@ -187,9 +187,7 @@ def print_table(result: dict) -> None:
         scratch = "" if row["scratch_bytes"] is None else format_bytes(row["scratch_bytes"])
         errors = ["" if row[key] is None else f"{row[key]:.1e}" for key in ("gradient_error", "gradient_error_near")]
         what = f"{row['implementation']} {row['budget']} {_SHORT_DTYPES.get(row['dtype'], row['dtype'])}"
-        table.add_row(
-            " ".join(what.split()), row["divergence"], f"{row['seconds']:.3f}", *ratios, scratch, *errors
-        )
+        table.add_row(" ".join(what.split()), row["divergence"], f"{row['seconds']:.3f}", *ratios, scratch, *errors)
     console = Console()
     console.print(table)
     console.print(

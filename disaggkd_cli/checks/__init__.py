@@ -1,9 +1,6 @@
 """`disaggkd check`: proofs on the user's own config that loss, heads, vocabulary, masks and wire are right.
 
-    from disaggkd_cli.checks import run_checks
-
-    results = run_checks(config)                      # a list of CheckResult, in the order of CHECKS
-    results[0].name, results[0].outcome, results[0].figure, results[0].why
+`run_checks(config)` returns a list of `CheckResult` (name, outcome, figure, why), in the order of `CHECKS`.
 """
 
 from __future__ import annotations

@@ -83,8 +83,7 @@ def percent(value: float) -> str:
 
 
 def thinned(points: Sequence[Point], most: int = _POINTS) -> list[Point]:
-    """Return at most `most` points: means of neighbours, the first and last x kept near. Non-finite ones are left out.
-    """
+    """Return at most `most` points: means of neighbours, first and last x kept near. Non-finite ones are left out."""
     finite = [point for point in points if math.isfinite(point[0]) and math.isfinite(point[1])]
     if len(finite) <= most:
         return finite

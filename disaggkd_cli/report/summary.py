@@ -51,7 +51,7 @@ def _card(run: Run) -> str:
     items = "".join(f"<dt>{name}</dt><dd>{value}</dd>" for name, value in _figures(run) if value is not None)
     return (
         f'<article class="card run" style="border-top-color:{run.colour}"><h3>{escape(run.name)}</h3>'
-        f'<small>{escape(run.kind)}{_ranks(run)}</small>'
+        f"<small>{escape(run.kind)}{_ranks(run)}</small>"
         f'<p class="big {mood}">{state}</p>'
         f'<div class="progress"><b style="width:{100 * share:.1f}%;background:{run.colour}"></b></div>'
         f"<small>step {done:,}{f' of {planned:,}' if planned else ''}{'; ' if remark else ''}{escape(remark)}</small>"

@@ -78,9 +78,7 @@ def _teachers(run: Run, several: bool) -> str:
     for row, name in enumerate(shown):
         y = row * _ROW
         parts.append(f'<text x="{left - 6}" y="{y + 16}" text-anchor="end">{escape(name)}</text>')
-        parts.append(
-            f'<rect x="{left}" y="{y + 3}" width="{WIDTH - RIGHT - left}" height="{_ROW - 6}" class="frame"/>'
-        )
+        parts.append(f'<rect x="{left}" y="{y + 3}" width="{WIDTH - RIGHT - left}" height="{_ROW - 6}" class="frame"/>')
         parts += [_cell(group, name, left + index * width, y, width) for index, group in enumerate(groups)]
     first, last = int(run.steps[0]["step"]), int(run.steps[-1]["step"])
     parts.append(f'<text x="{left}" y="{height - 8}">step {first:,}</text>')

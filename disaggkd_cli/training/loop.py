@@ -181,9 +181,7 @@ def _advise(run: Training, stall: float, seconds: float, teachers: dict[str, Any
         return
     linked = [teacher["idle_share"] for teacher in teachers.values() if teacher["linked"]]
     idle = sum(linked) / len(linked) if linked else 0.0
-    advice = name_bottleneck(
-        run.stalled_seconds / run.trained_seconds, idle, run.config.transport.ring_depth
-    )
+    advice = name_bottleneck(run.stalled_seconds / run.trained_seconds, idle, run.config.transport.ring_depth)
     if advice and advice.split(":")[0] != run.advice.split(":")[0]:
         run.progress.say(advice)
         run.advice = advice

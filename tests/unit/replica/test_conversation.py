@@ -24,9 +24,7 @@ class Pair:
         store = open_store("127.0.0.1:0", host_it=True)
 
         def form(side: int):
-            return form_link(
-                store.clone(), "replica", side, name=f"link of side {side}", generation=3, timeout=timeout
-            )
+            return form_link(store.clone(), "replica", side, name=f"link of side {side}", generation=3, timeout=timeout)
 
         with ThreadPoolExecutor(2) as pool:
             self.links = list(pool.map(form, (STUDENT, TEACHER)))
