@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -22,8 +23,25 @@ app = typer.Typer(
 app.add_typer(bench_app, name="bench")
 
 ConfigPath = Annotated[str, typer.Argument(metavar="CONFIG", help="YAML file that describes the run.")]
+
+
+def _complete_override(incomplete: str) -> list[tuple[str, str]]:
+    from disaggkd_cli.config.reference import complete
+
+    return complete(incomplete)
+
+
+def _complete_key(incomplete: str) -> list[tuple[str, str]]:
+    return [(name.rstrip("="), text) for name, text in _complete_override(incomplete)]
+
+
 Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Dotted overrides, such as train.steps=20.")
+    list[str] | None,
+    typer.Argument(
+        metavar="[KEY=VALUE]...",
+        help="Dotted overrides, such as train.steps=20.",
+        autocompletion=_complete_override,
+    ),
 ]
 PrintConfig = Annotated[bool, typer.Option("--print-config", help="Print the resolved config as YAML and stop.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything, print the ranks and roles, and stop.")]
@@ -133,13 +151,57 @@ def check(
 
 @app.command()
 def report(
-    run_dirs: Annotated[list[str], typer.Argument(metavar="RUN_DIR...", help="Directories of runs, going or done.")],
+    run_dirs: Annotated[list[str], typer.Argument(metavar="RUN_DIR", help="Directories of runs, going or done.")],
     output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="The page.")] = "report.html",
 ) -> None:
     """One self-contained HTML page: curves, stalls, memory against the plan, links; several runs overlaid."""
     from disaggkd_cli.report.command import report_command
 
     raise typer.Exit(report_command(run_dirs, output))
+
+
+@app.command()
+def init(
+    recipe: Annotated[str | None, typer.Argument(metavar="[RECIPE]", help="Which one; --list names them.")] = None,
+    output: Annotated[str | None, typer.Option("--output", "-o", metavar="FILE", help="Default: RECIPE.yaml.")] = None,
+    list_them: Annotated[bool, typer.Option("--list", help="List the recipes and stop.")] = False,
+) -> None:
+    """Write a commented config to start from."""
+    from disaggkd_cli.recipes import recipes, write_recipe
+
+    if list_them or recipe is None:
+        width = max(map(len, recipes()))
+        for entry in recipes().values():
+            print(f"{entry.name:{width}}  {entry.purpose}")
+        print("\ndisaggkd init RECIPE writes RECIPE.yaml here.")
+        return
+    target = Path(output or f"{recipe}.yaml")
+    write_recipe(recipe, target)
+    print(f"{target}: edit it, then `disaggkd run {target} --dry-run` and `disaggkd check {target}`")
+
+
+@app.command()
+def explain(
+    key: Annotated[
+        str,
+        typer.Argument(metavar="KEY", help="train.warmup_steps, or a section.", autocompletion=_complete_key),
+    ],
+) -> None:
+    """What a key of the config does, its default and its choices; or what a section holds."""
+    from disaggkd_cli.config.reference import explain as explain_key
+
+    print(explain_key(key.rstrip(".=")))
+
+
+@app.command()
+def env() -> None:
+    """Versions, machine and devices, to put into a report of a fault."""
+    from disaggkd_cli.environment import describe
+
+    found = describe()
+    width = max(map(len, found))
+    for name, value in found.items():
+        print(f"{name:{width}}  {value}")
 
 
 def main() -> None:

@@ -176,7 +176,7 @@ def _apply_override(tree: dict, override: str) -> str | None:
     return None
 
 
-def _dataclass_of(annotation: Any) -> type | None:
+def dataclass_of(annotation: Any) -> type | None:
     """Return the dataclass that an annotation (possibly optional) names, or None."""
     for candidate in (annotation, *typing.get_args(annotation)):
         if isinstance(candidate, type) and dataclasses.is_dataclass(candidate):
@@ -189,7 +189,7 @@ def known_keys(schema: type = Config, prefix: str = "") -> list[str]:
     keys = []
     for name, annotation in typing.get_type_hints(schema).items():
         keys.append(prefix + name)
-        section = _dataclass_of(annotation)
+        section = dataclass_of(annotation)
         if section:
             keys += known_keys(section, f"{prefix}{name}.")
     return keys
@@ -202,7 +202,7 @@ def _leaves(tree: dict, schema: type, prefix: str, problems: list[str]) -> Itera
         if name not in hints:
             problems.append(f"{key}: there is no such key{_did_you_mean(key, hints, prefix)}")
             continue
-        section = _dataclass_of(hints[name])
+        section = dataclass_of(hints[name])
         if section is None:
             yield key, value
         elif isinstance(value, dict):

@@ -22,7 +22,7 @@ LEVELS = [
     {"runtime", "supervise"},
     {"replica"},
     {"teacher", "student", "report"},
-    {"bench", "checks"},
+    {"bench", "checks", "recipes", "environment"},
     {"jobs"},
     {"cli"},
     {"__main__"},
