@@ -6,7 +6,7 @@ QUICKSTART_RUN ?= runs/quickstart
 # Tests start processes that wait for each other much of the time. Each file stays within one worker.
 PARALLEL ?= --numprocesses=2 --dist=loadfile
 
-.PHONY: help install quickstart test test-all chaos gpu-checks lint format clean
+.PHONY: help install quickstart test test-all chaos gpu-checks lint format wheel clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -48,5 +48,8 @@ format: install  ## rewrite every Python file in the one format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+wheel: install  ## build the package into dist/
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps -w dist .
+
 clean:  ## remove the virtual environment, assets and runs
-	rm -rf $(VENV) assets runs
+	rm -rf $(VENV) assets runs build dist
