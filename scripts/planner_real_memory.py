@@ -28,8 +28,8 @@ from disaggkd_cli.data import MicroBatch
 from disaggkd_cli.losses import Head
 from disaggkd_cli.models import hidden_states
 from disaggkd_cli.planner import memory
-from disaggkd_cli.planner.config_json import model_shape
 from disaggkd_cli.planner.hardware import load_catalogue
+from disaggkd_cli.planner.models.families import model_shape
 from disaggkd_cli.planner.workload import Cluster, Efficiency, Workload
 from disaggkd_cli.training.layout import StudentLayout, student_mesh
 from disaggkd_cli.training.student_module import StudentModule, shard_student, shard_teacher

@@ -14,7 +14,7 @@ from disaggkd_cli.config import load
 from disaggkd_cli.planner.constants import CONSTANTS, ERROR_BANDS, FULL_LOGITS_BYTES, NOT_MODELLED, OTHER_FULL_LOGITS
 from disaggkd_cli.planner.inputs import workload_of
 from disaggkd_cli.planner.models import load_preset, preset_names, resolve_model
-from disaggkd_cli.planner.parameters import count_parameters
+from disaggkd_cli.planner.models.parameters import count_parameters
 from disaggkd_cli.planner.plan import make_plan
 from disaggkd_cli.planner.published import ROWS, predict_gib
 from disaggkd_cli.planner.report_text import TITLES

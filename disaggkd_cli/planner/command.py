@@ -11,7 +11,8 @@ from rich.console import Console
 from disaggkd_cli.config import Config
 from disaggkd_cli.errors import UserError
 from disaggkd_cli.planner.inputs import workload_of
-from disaggkd_cli.planner.plan import Plan, as_json, make_plan
+from disaggkd_cli.planner.plan import Plan, as_json, figures, make_plan
+from disaggkd_cli.planner.terms import explain
 
 EXIT_FITS, EXIT_NOTHING_FITS = 0, 3
 
@@ -80,9 +81,7 @@ def plan_command(config: Config, options: PlanOptions, console: Console | None =
 
 def _print(plan: Plan, options: PlanOptions, console: Console) -> None:
     if options.explain:
-        from disaggkd_cli.planner.explain import explain
-
-        console.print(explain(plan, options.explain), markup=False, highlight=False, soft_wrap=True)
+        console.print(explain(dict(figures(plan)), options.explain), markup=False, highlight=False, soft_wrap=True)
         return
     simulated = None
     if options.simulate:
@@ -94,10 +93,10 @@ def _print(plan: Plan, options: PlanOptions, console: Console) -> None:
 
         _write(Path(options.html), render_html(plan))
     if options.json:
-        figures = as_json(plan)
+        plain = as_json(plan)
         if simulated is not None:
-            figures["simulation"] = [vars(one) for one in simulated]
-        console.print(json.dumps(figures, indent=2), markup=False, highlight=False, soft_wrap=True)
+            plain["simulation"] = [vars(one) for one in simulated]
+        console.print(json.dumps(plain, indent=2), markup=False, highlight=False, soft_wrap=True)
         return
     from disaggkd_cli.planner.report_text import print_plan
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from disaggkd_cli.planner import loss as loss_model
-from disaggkd_cli.planner.components import loss_work
-from disaggkd_cli.planner.parameters import count_parameters
-from disaggkd_cli.planner.shapes import GatedDeltaNet, LatentAttention, LayerShape, ModelShape
+from disaggkd_cli.planner.memory.heads import loss_work
+from disaggkd_cli.planner.models.parameters import count_parameters
+from disaggkd_cli.planner.models.shapes import GatedDeltaNet, LatentAttention, LayerShape, ModelShape
 from disaggkd_cli.planner.terms import Term, term
 from disaggkd_cli.planner.workload import Workload
 

@@ -9,13 +9,12 @@ import yaml
 from disaggkd_cli.config import Config
 from disaggkd_cli.config.packing import separates_documents
 from disaggkd_cli.errors import UserError
-from disaggkd_cli.planner.adapters import adapter_parameters
 from disaggkd_cli.planner.constants import constant
-from disaggkd_cli.planner.freezing import trained_share
 from disaggkd_cli.planner.hardware import Catalogue, load_catalogue
 from disaggkd_cli.planner.models import resolve_model
-from disaggkd_cli.planner.parameters import count_parameters
-from disaggkd_cli.planner.shapes import ModelShape
+from disaggkd_cli.planner.models.parameters import count_parameters
+from disaggkd_cli.planner.models.shapes import ModelShape
+from disaggkd_cli.planner.models.trained import adapter_parameters, trained_share
 from disaggkd_cli.planner.workload import Cluster, Efficiency, Workload, is_hybrid, is_sparse
 from disaggkd_cli.units import parse_bytes
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from disaggkd_cli.planner.constants import CONSTANTS, ERROR_BANDS, NOT_MODELLED
 from disaggkd_cli.planner.fit import Knob, fits, frontier, knobs, largest_teacher, roles_of, usable
+from disaggkd_cli.planner.flops import student_flops, teacher_flops
 from disaggkd_cli.planner.memory import RankMemory
 from disaggkd_cli.planner.split import Split, ideal_ratio, splits
 from disaggkd_cli.planner.terms import Term
@@ -101,6 +103,26 @@ def _mode_plan(work: Workload, mode: str, with_knobs: bool) -> ModePlan:
         why_not=None if fitting else why_not(work, mode),
         knobs=knobs(work, mode) if with_knobs else [],
     )
+
+
+def figures(plan: Plan) -> Iterator[tuple[str, Term]]:
+    """Every figure of the plan under `mode / rank / phase / name`, each term once per kind of rank."""
+    for mode, one in plan.modes.items():
+        for role, memory in one.ranks.items():
+            seen: set[Term] = set()
+            for phase in memory.phases:
+                for part in phase.terms:
+                    key = (part.name, part.value)
+                    if key not in seen:
+                        seen.add(key)
+                        yield f"{mode} / {role} / {phase.name} / {part.name}", part
+            yield f"{mode} / {role} / usable memory", one.usable[role]
+        yield f"{mode} / teacher micro-batch", one.timing.teacher
+        yield f"{mode} / student micro-batch", one.timing.student
+    yield "teacher FLOPs a token", teacher_flops(plan.work)
+    yield "student FLOPs a token", student_flops(plan.work)
+    for name, one in vars(plan.traffic).items():
+        yield f"traffic / {name.replace('_', ' ')}", one
 
 
 def as_json(plan: Plan) -> dict[str, Any]:

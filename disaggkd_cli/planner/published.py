@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from disaggkd_cli.planner.activations import saved_per_token
+from disaggkd_cli.planner.memory.layer_tensors import saved_per_token
 from disaggkd_cli.planner.models import resolve_model
-from disaggkd_cli.planner.parameters import count_parameters
-from disaggkd_cli.planner.shapes import ModelShape
+from disaggkd_cli.planner.models.parameters import count_parameters
+from disaggkd_cli.planner.models.shapes import ModelShape
 from disaggkd_cli.planner.terms import total
 
 GIB = 2**30

@@ -7,10 +7,9 @@ from html import escape
 from disaggkd_cli.page import render_page
 from disaggkd_cli.planner.colours import COMPONENT_COLOURS, family
 from disaggkd_cli.planner.constants import CONSTANTS, ERROR_BANDS, NOT_MODELLED
-from disaggkd_cli.planner.explain import figures
 from disaggkd_cli.planner.html_frontier import frontier_svg
 from disaggkd_cli.planner.memory import Phase
-from disaggkd_cli.planner.plan import ModePlan, Plan
+from disaggkd_cli.planner.plan import ModePlan, Plan, figures
 from disaggkd_cli.planner.report_text import TITLES, per_second, teacher_text, tokens_text
 from disaggkd_cli.planner.traffic import collective_rate, link_rate
 from disaggkd_cli.units import format_bytes

@@ -10,6 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 
+from disaggkd_cli.errors import UserError
+from disaggkd_cli.planner.constants import CONSTANTS
+
 _BINARY = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -83,3 +86,21 @@ def _number(value: float) -> str:
     if float(value).is_integer():
         return f"{int(value):,}"
     return f"{value:,.4g}"
+
+
+def explain(figures: Mapping[str, Term], wanted: str) -> str:
+    """Return the explanation of every figure and constant whose name contains `wanted`, or all names for `all`.
+
+    Raises:
+        UserError: when no name contains it.
+    """
+    if wanted == "all":
+        return "\n".join([*figures, *(f"constant: {name}" for name in CONSTANTS)])
+    folded = wanted.lower()
+    lines = [f"[{where}] {one.explain()}" for where, one in figures.items() if folded in where.lower()]
+    for name, one in CONSTANTS.items():
+        if folded in name.lower() or folded in name.replace("_", " ").lower():
+            lines.append(f"[constant] {name} = {one.value:g} {one.unit} ({one.kind})\n  source: {one.source}")
+    if not lines:
+        raise UserError(f"--explain: no figure is called {wanted!r}; `--explain all` lists the names")
+    return "\n".join(lines)

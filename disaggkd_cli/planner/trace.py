@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from disaggkd_cli.losses import Head, reference_kd_loss
 from disaggkd_cli.models import backbone_of, head_of, hidden_states
-from disaggkd_cli.planner.components import loss_work
+from disaggkd_cli.planner.memory.heads import loss_work
 from disaggkd_cli.planner.workload import Workload
 from disaggkd_cli.training.student_module import shard_student
 

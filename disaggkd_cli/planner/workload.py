@@ -10,8 +10,8 @@ from disaggkd_cli.config.links import links_of_ranks
 from disaggkd_cli.losses.placement import HeadTraffic
 from disaggkd_cli.planner.constants import constant
 from disaggkd_cli.planner.hardware import Gpu
-from disaggkd_cli.planner.parameters import Parameters, count_parameters
-from disaggkd_cli.planner.shapes import ExpertMLP, GatedDeltaNet, ModelShape
+from disaggkd_cli.planner.models.parameters import Parameters, count_parameters
+from disaggkd_cli.planner.models.shapes import ExpertMLP, GatedDeltaNet, ModelShape
 
 MODES = ("colocated_full", "colocated_fused", "disaggregated_fused")
 

@@ -25,8 +25,8 @@ from disaggkd_cli.config import TrainConfig
 from disaggkd_cli.data import empty_micro_batch, load_tokenizer
 from disaggkd_cli.errors import RunError
 from disaggkd_cli.models import load_causal_lm, resolve_source
-from disaggkd_cli.planner import components
-from disaggkd_cli.planner.config_json import model_shape
+from disaggkd_cli.planner.memory import heads, weights
+from disaggkd_cli.planner.models.families import model_shape
 from disaggkd_cli.planner.terms import total
 from disaggkd_cli.training.checkpoint import (
     Checkpointer,
@@ -96,11 +96,11 @@ def memory_is_what_the_planner_says(case: Case, folder: Path) -> None:
         teacher=toy_model(hidden=TEACHER_WIDTH, vocabulary=128),
         student_ranks=2, student_bytes=4, teacher_bytes=4, vocabulary_parallel=case.vocabulary_parallel,
     )  # fmt: skip
-    assert _bytes([teacher_head]) == components.teacher_head(work).value
-    assert _bytes(own) == total(components.states(work, gradients=True))
-    heads = _bytes([module.model.lm_head.weight, teacher_head])
+    assert _bytes([teacher_head]) == heads.teacher_head(work).value
+    assert _bytes(own) == total(weights.states(work, gradients=True))
+    held = _bytes([module.model.lm_head.weight, teacher_head])
     both = 4 * 128 * (module.model.config.hidden_size + TEACHER_WIDTH)
-    assert heads == (both / 2 if case.vocabulary_parallel else both - 4 * 128 * module.model.config.hidden_size / 2)
+    assert held == (both / 2 if case.vocabulary_parallel else both - 4 * 128 * module.model.config.hidden_size / 2)
 
 
 def no_head_is_ever_whole(folder: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from disaggkd_cli.planner.hardware import Gpu
-from disaggkd_cli.planner.shapes import DenseMLP, GroupedQueryAttention, LayerShape, ModelShape
+from disaggkd_cli.planner.models.shapes import DenseMLP, GroupedQueryAttention, LayerShape, ModelShape
 from disaggkd_cli.planner.workload import Cluster, Efficiency, Workload
 
 GPU = Gpu(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from disaggkd_cli.planner.activations import checkpointed_per_token, forward_working_set, saved_per_token
+from disaggkd_cli.planner.memory.layer_tensors import checkpointed_per_token, forward_working_set, saved_per_token
 from disaggkd_cli.planner.models import resolve_model
-from disaggkd_cli.planner.shapes import DenseMLP, ExpertMLP, GatedDeltaNet, LayerShape
+from disaggkd_cli.planner.models.shapes import DenseMLP, ExpertMLP, GatedDeltaNet, LayerShape
 from disaggkd_cli.planner.terms import total
 
 from .planner_toys import toy_model

@@ -7,9 +7,9 @@ from disaggkd_cli.config.schema import LoraConfig
 from disaggkd_cli.errors import UserError
 from disaggkd_cli.models.lora import add_adapters
 from disaggkd_cli.planner import memory
-from disaggkd_cli.planner.adapters import adapter_parameters
 from disaggkd_cli.planner.inputs import workload_of
 from disaggkd_cli.planner.models import resolve_model
+from disaggkd_cli.planner.models.trained import adapter_parameters
 from tests.support.models import tiny_model
 
 KINDS = [

@@ -7,10 +7,10 @@ import json
 import pytest
 
 from disaggkd_cli.errors import UserError
-from disaggkd_cli.planner.config_json import model_shape
 from disaggkd_cli.planner.hardware import load_catalogue
 from disaggkd_cli.planner.models import load_preset, preset_names, resolve_model
-from disaggkd_cli.planner.shapes import ExpertMLP, GatedDeltaNet, GroupedQueryAttention
+from disaggkd_cli.planner.models.families import model_shape
+from disaggkd_cli.planner.models.shapes import ExpertMLP, GatedDeltaNet, GroupedQueryAttention
 
 
 @pytest.fixture(autouse=True)

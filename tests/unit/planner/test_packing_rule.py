@@ -1,17 +1,16 @@
 """The planner and a run decide alike whether documents share rows."""
 
 import json
-from pathlib import Path
 
 import pytest
 from transformers import AutoConfig
 
-import disaggkd_cli.planner
 from disaggkd_cli.config import Config
 from disaggkd_cli.models import packs_documents
 from disaggkd_cli.planner.inputs import workload_of
+from disaggkd_cli.planner.models.find import PRESETS as DIRECTORY
 
-PRESETS = sorted((Path(disaggkd_cli.planner.__file__).parent / "presets").glob("*.json"))
+PRESETS = sorted(DIRECTORY.glob("*.json"))
 
 
 @pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.stem)

@@ -6,11 +6,17 @@ import json
 
 import pytest
 
-from disaggkd_cli.planner.config_json import model_shape
-from disaggkd_cli.planner.freezing import parameter_names, trained_share
 from disaggkd_cli.planner.models import load_preset, preset_names, resolve_model
-from disaggkd_cli.planner.parameters import count_parameters, layer_parameters, mixer_parameters, mlp_parameters
-from disaggkd_cli.planner.shapes import DenseMLP, ExpertMLP, GatedDeltaNet, GroupedQueryAttention, LatentAttention
+from disaggkd_cli.planner.models.families import model_shape
+from disaggkd_cli.planner.models.parameters import count_parameters, layer_parameters, mixer_parameters, mlp_parameters
+from disaggkd_cli.planner.models.shapes import (
+    DenseMLP,
+    ExpertMLP,
+    GatedDeltaNet,
+    GroupedQueryAttention,
+    LatentAttention,
+)
+from disaggkd_cli.planner.models.trained import parameter_names, trained_share
 from tests.support.models import tiny_model
 
 from .planner_toys import toy_model

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from disaggkd_cli.planner import components as component
 from disaggkd_cli.planner.constants import constant
+from disaggkd_cli.planner.memory import activations, heads, teacher, weights
 from disaggkd_cli.planner.terms import Term, term, total
 from disaggkd_cli.planner.workload import Workload
 
@@ -45,7 +45,7 @@ class RankMemory:
 
 def student_rank(work: Workload, *, fused: bool = True) -> RankMemory:
     """A student rank of a disaggregated run."""
-    held = [*component.ring(work), component.teacher_head(work)]
+    held = [*heads.ring(work), heads.teacher_head(work)]
     return RankMemory("student", tuple(_student_phases(work, held, fused)))
 
 
@@ -54,7 +54,7 @@ def colocated_rank(work: Workload, *, fused: bool) -> RankMemory:
     # Full logits are formed from whole heads. The teacher lies in shards over the ranks of one copy of the student.
     work = work if fused else work.with_(vocabulary_parallel=False)
     ranks = work.shard_ranks
-    teacher = component.teacher_shard(work, ranks)
+    shard = teacher.teacher_shard(work, ranks)
     hidden = term(
         "teacher hidden states",
         "R * H_t * b_t",
@@ -63,9 +63,9 @@ def colocated_rank(work: Workload, *, fused: bool) -> RankMemory:
         H_t=work.teacher.hidden,
         b_t=work.teacher_bytes,
     )
-    working = [*teacher, *component.teacher_forward(work, ranks, False), component.teacher_head(work)]
-    forward = Phase("teacher forward", (*component.states(work, gradients=False), *working))
-    held = [*teacher, hidden, component.teacher_head(work), *([component.teacher_root(work)] if ranks > 1 else [])]
+    working = [*shard, *teacher.teacher_forward(work, ranks, False), heads.teacher_head(work)]
+    forward = Phase("teacher forward", (*weights.states(work, gradients=False), *working))
+    held = [*shard, hidden, heads.teacher_head(work), *([teacher.teacher_root(work)] if ranks > 1 else [])]
     return RankMemory("colocated", (forward, *_student_phases(work, held, fused)))
 
 
@@ -83,43 +83,37 @@ def teacher_rank(work: Workload) -> RankMemory:
     )
     ranks = work.ranks_per_replica
     working = [
-        *component.teacher_shard(work, ranks),
-        *component.teacher_forward(work, ranks, work.parallelism == "tensor"),
+        *teacher.teacher_shard(work, ranks),
+        *teacher.teacher_forward(work, ranks, work.parallelism == "tensor"),
     ]
     phase = Phase("teacher forward", (*working, buffers))
     return RankMemory("teacher", (phase,))
 
 
-def largest_layer_bytes(work: Workload) -> float:
-    """Bytes of FSDP's working set in backward for the largest layer: the warning light of MoE students."""
-    parameters, b = work.student_parameters.largest_layer, work.student_bytes
-    return (2 * b * component.gathered(work) + b + component.reduce_bytes(work)) * parameters
-
-
 def _student_phases(work: Workload, held: list[Term], fused: bool) -> list[Phase]:
-    early = component.states(work, gradients=False)
-    late = component.states(work, gradients=True)
-    saved = component.saved(work)
-    root = component.root_weights(work)
-    loss = component.loss(work, fused)
-    boundary = component.boundary(work)
+    early = weights.states(work, gradients=False)
+    late = weights.states(work, gradients=True)
+    saved = activations.saved(work)
+    root = weights.root_weights(work)
+    loss = heads.loss(work, fused)
+    boundary = activations.boundary(work)
     if work.trained == 0:
         return [Phase("loss", (*early, *saved, root, *boundary, *loss, *held))]
-    gradient = component.head_gradient(work)
-    before = (*early, *saved, root, component.kept_gather(work))
+    gradient = weights.head_gradient(work)
+    before = (*early, *saved, root, weights.kept_gather(work))
     phases = [Phase("loss", (*before, *boundary, *loss, *held))]
     if fused and work.head_trained and work.student_bytes < 4:
         # dW is cast while its float32 form is still there; the scratch is gone.
         phases.append(Phase("loss backward", (*before, boundary[0], *loss[1:], *gradient, *held)))
     # Without checkpointing the layer at work is among those that `saved` counts, and the one before it is done.
-    at_work = component.in_one_layer(work) if work.checkpointing else component.in_one_saved_layer(work)
-    rest = saved if work.checkpointing else [component.without_one_layer(work, saved)]
+    at_work = activations.in_one_layer(work) if work.checkpointing else activations.in_one_saved_layer(work)
+    rest = saved if work.checkpointing else [activations.without_one_layer(work, saved)]
     phases += [
         # Nothing is being reduced yet when the last layer's backward begins, and all other layers' tensors are still
         # there.
         Phase(
             "last layer backward",
-            (*before[:-1], boundary[0], *gradient, component.layer_weights(work, 2), *component.inside(work), *held),
+            (*before[:-1], boundary[0], *gradient, weights.layer_weights(work, 2), *activations.inside(work), *held),
         ),
         Phase(
             "layer backward",
@@ -128,8 +122,8 @@ def _student_phases(work: Workload, held: list[Term], fused: bool) -> list[Phase
                 *rest,
                 root,
                 *gradient,
-                component.layer_weights(work, 2),
-                component.reducing(work),
+                weights.layer_weights(work, 2),
+                weights.reducing(work),
                 at_work,
                 *held,
             ),
@@ -140,16 +134,14 @@ def _student_phases(work: Workload, held: list[Term], fused: bool) -> list[Phase
                 *late,
                 root,
                 *(gradient if work.vocabulary_shards == 1 else []),
-                component.layer_weights(work, 1),
-                component.reducing(work),
-                component.in_one_layer(work),
+                weights.layer_weights(work, 1),
+                weights.reducing(work),
+                activations.in_one_layer(work),
                 *held,
             ),
         ),
-        Phase(
-            "embedding backward", (*late, root, *component.embedding_gradients(work), component.reducing(work), *held)
-        ),
-        Phase("root reduce", (*late, *component.root_reduce(work), *held)),
+        Phase("embedding backward", (*late, root, *weights.embedding_gradients(work), weights.reducing(work), *held)),
+        Phase("root reduce", (*late, *weights.root_reduce(work), *held)),
         Phase("optimizer", (*late, *held)),
     ]
     return phases

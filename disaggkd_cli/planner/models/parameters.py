@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from disaggkd_cli.planner.shapes import (
+from disaggkd_cli.planner.models.shapes import (
     DenseMLP,
     ExpertMLP,
     GatedDeltaNet,

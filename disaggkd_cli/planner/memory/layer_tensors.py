@@ -7,7 +7,7 @@ counted there.
 
 from __future__ import annotations
 
-from disaggkd_cli.planner.shapes import (
+from disaggkd_cli.planner.models.shapes import (
     DenseMLP,
     ExpertMLP,
     GroupedQueryAttention,

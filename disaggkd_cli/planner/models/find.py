@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from disaggkd_cli.errors import UserError
-from disaggkd_cli.planner.config_json import model_shape
-from disaggkd_cli.planner.shapes import ModelShape
+from disaggkd_cli.planner.models.families import model_shape
+from disaggkd_cli.planner.models.shapes import ModelShape
 
 PRESETS = Path(__file__).with_name("presets")
 

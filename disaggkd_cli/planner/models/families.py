@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from disaggkd_cli.errors import UserError
-from disaggkd_cli.planner.shapes import (
+from disaggkd_cli.planner.models.shapes import (
     DenseMLP,
     ExpertMLP,
     GatedDeltaNet,

@@ -1,0 +1,121 @@
+"""What a student rank keeps for backward, and what one layer needs while its backward runs."""
+
+from __future__ import annotations
+
+from disaggkd_cli.planner.memory.layer_tensors import checkpointed_per_token, saved_per_token
+from disaggkd_cli.planner.models.shapes import DenseMLP
+from disaggkd_cli.planner.terms import Term, term, total
+from disaggkd_cli.planner.workload import Workload
+
+
+def saved(work: Workload) -> list[Term]:
+    """What all layers keep for backward."""
+    terms = []
+    tokens, hidden, b = work.micro_batch_tokens, work.student.hidden, work.student_bytes
+    if work.checkpointing:
+        one = checkpointed_per_token(hidden, b)
+        terms.append(
+            term(
+                "saved activations",
+                f"T * L * {one.formula}",
+                one.source,
+                T=tokens,
+                L=len(work.student.layers),
+                **one.values,
+            )
+        )
+        return terms
+    for layer, count in work.student.layer_kinds().items():
+        parts = saved_per_token(layer, hidden, b, work.sequence, packed=work.packed, delta_kernel=work.delta_kernel)
+        values = {name: value for part in parts for name, value in part.values.items()}
+        formula = f"T * L * ({' + '.join(part.formula for part in parts)})"
+        name = (
+            "saved activations" if count == len(work.student.layers) else f"saved activations ({parts[1].name} layers)"
+        )
+        terms.append(term(name, formula, parts[1].source, T=tokens, L=count, **values))
+    return terms
+
+
+def without_one_layer(work: Workload, saved: list[Term]) -> Term:
+    """The same when one layer's backward is done."""
+    return term(
+        "saved activations",
+        "everything - T * saved",
+        "one layer's backward is done",
+        everything=total(saved),
+        T=work.micro_batch_tokens,
+        saved=_layer_saved(work),
+    )
+
+
+def _layer_saved(work: Workload) -> float:
+    """Bytes per token that the largest layer saves."""
+    options = {"packed": work.packed, "delta_kernel": work.delta_kernel}
+    hidden, b = work.student.hidden, work.student_bytes
+    return max(
+        total(saved_per_token(layer, hidden, b, work.sequence, **options)) for layer in work.student.layer_kinds()
+    )
+
+
+def _transient(work: Workload) -> dict[str, float]:
+    """Width of the MLP whose gradients are alive beside what its layer saved."""
+    widths = [
+        layer.mlp.width
+        if isinstance(layer.mlp, DenseMLP)
+        else layer.mlp.top_k * (layer.mlp.width + work.student.hidden)
+        for layer in work.student.layer_kinds()
+    ]
+    return {"T": work.micro_batch_tokens, "b": work.student_bytes, "h": work.student.hidden, "f": max(widths)}
+
+
+def inside(work: Workload) -> list[Term]:
+    """Beside all saved tensors: gradients inside the layer, and its recomputed tensors under checkpointing."""
+    source = "gradients of two MLP tensors and two hidden states, before what they were saved from is gone"
+    return [
+        term(
+            "one layer's activations",
+            "T * (saved * checkpointed + 2 * b * (f + h))",
+            source,
+            saved=_layer_saved(work),
+            checkpointed=int(work.checkpointing),
+            **_transient(work),
+        )
+    ]
+
+
+def in_one_layer(work: Workload) -> Term:
+    """The layer at work: what it saved (or recomputed) and gradients in it, or at its end all its weights'
+    gradients."""
+    return term(
+        "one layer's activations",
+        "max(T * (saved + 2 * b * (f + h)), b * G * trained)",
+        "saved set of the largest layer and gradients in flight; at the end of its backward its weights' "
+        "gradients instead",
+        saved=_layer_saved(work),
+        G=work.student_parameters.largest_layer,
+        trained=work.layer_trained,
+        **_transient(work),
+    )
+
+
+def in_one_saved_layer(work: Workload) -> Term:
+    """As `in_one_layer`, where the saved activations count the layer at work already."""
+    return term(
+        "one layer's activations",
+        "max(2 * T * b * (f + h), b * G * trained - T * saved)",
+        "gradients in flight; at the end of its backward its weights' gradients, less what it saved",
+        saved=_layer_saved(work),
+        G=work.student_parameters.largest_layer,
+        trained=work.layer_trained,
+        **_transient(work),
+    )
+
+
+def boundary(work: Workload) -> list[Term]:
+    """Around the head: the final norm, and the supervised rows."""
+    values = {"T": work.micro_batch_tokens, "h": work.student.hidden, "b": work.student_bytes}
+    norm = "8 + b" if any(layer.float32_norm for layer in work.student.layers) else "4 + 2 * b"
+    return [
+        term("final norm", f"T * (({norm}) * h + 4)", "its saved tensors and the final hidden states", **values),
+        term("supervised rows", "R * h * b", "gathered from the final hidden states", R=work.rows, **values),
+    ]
