@@ -79,7 +79,7 @@ def _run(
 
     threads = threads_for(config, place)
     say(f"{place.size} student ranks, {config.teacher_ranks} teacher ranks; {threads} CPU threads a rank")
-    parts = build_parts(config, say)
+    parts = build_parts(config, say, directory.root)
     module, optimizer = build_module(config, parts, device, say)
     checkpoint = choose_checkpoint(directory.checkpoints, resume, parts.identity, say)
     checkpointer = Checkpointer(directory.checkpoints, config.train.keep_checkpoints, dist.new_group(backend="gloo"))

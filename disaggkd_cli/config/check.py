@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from disaggkd_cli.config import layers
 from disaggkd_cli.config.check_data import data_paths, data_values
 from disaggkd_cli.config.schema import CHOICES, Config
 from disaggkd_cli.errors import UserError
@@ -119,7 +120,7 @@ def _together(config: Config) -> Iterator[str]:
     if len(starts) > 1:
         yield f"student.{starts[0]}: give only one of student.{', student.'.join(starts)}"
     if student.from_teacher is not None:
-        yield from _layers(student.from_teacher.layers)
+        yield from layers.problems(student.from_teacher.layers)
     if student.lora is not None:
         yield from _lora(student)
     yield from _flash_attention(config)
@@ -164,19 +165,6 @@ def _lora(student: Any) -> Iterator[str]:
         yield f"student.lora.targets: {targets!r} must be all-linear or a list of names, such as [q_proj, v_proj]"
     if student.from_config:
         yield "student.lora: fresh random weights would stay random under adapters; start from student.model instead"
-
-
-def _layers(layers: Any) -> Iterator[str]:
-    key = "student.from_teacher.layers"
-    if isinstance(layers, str):
-        if not re.fullmatch(r"every_[1-9][0-9]*", layers):
-            yield f"{key}: {layers!r} must be every_N (every_2 keeps 0, 2, 4, …) or a list of layer numbers"
-    elif isinstance(layers, list):
-        numbers = [layer for layer in layers if isinstance(layer, int) and not isinstance(layer, bool) and layer >= 0]
-        if not layers or len(numbers) != len(layers) or sorted(set(numbers)) != layers:
-            yield f"{key}: {layers} must be rising layer numbers, such as [0, 2, 5]"
-    else:
-        yield f"{key}: must say which layers to keep: every_2, or a list such as [0, 2, 5]"
 
 
 def _for_a_run(config: Config) -> Iterator[str]:

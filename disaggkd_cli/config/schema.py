@@ -82,7 +82,8 @@ class FromTeacherConfig:
     """A student cut out of the teacher: its embeddings, its head, and some of its layers."""
 
     layers: Any = None
-    """Which of the teacher's layers the student keeps: `every_2` (0, 2, 4, …), or a list such as [0, 2, 5]."""
+    """Which of the teacher's layers the student keeps: `best_20` (the 20 whose loss hurts most, found at start on the
+    run's own texts and kept for resumes), `every_2` (0, 2, 4, …), or a list such as [0, 2, 5]."""
 
 
 @dataclass

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
+from disaggkd_cli.config.layers import layer_numbers
 from disaggkd_cli.errors import UserError
 
 _LISTS_OF_LAYER_NUMBERS = {"mlp_only_layers", "moe_layers", "full_attn_idxs", "attn_layer_indices"}
@@ -30,21 +31,6 @@ def decoder_layers(model: nn.Module) -> tuple[str, nn.ModuleList]:
     if not found:
         raise UserError(f"{type(model).__name__} has no list of {count} decoder layers")
     return min(found, key=lambda pair: pair[0].count("."))
-
-
-def layer_numbers(layers: str | list[int], count: int) -> list[int]:
-    """Return the numbers of the kept layers: `every_2` of 5 is [0, 2, 4].
-
-    Raises:
-        UserError: when a number is not below `count`.
-    """
-    if isinstance(layers, str):
-        return list(range(0, count, int(layers.removeprefix("every_"))))
-    if max(layers) >= count:
-        raise UserError(
-            f"student.from_teacher.layers: {max(layers)} is not there; the teacher has layers 0 to {count - 1}"
-        )
-    return list(layers)
 
 
 def student_from_layers(teacher: nn.Module, layers: str | list[int], dtype: torch.dtype) -> nn.Module:

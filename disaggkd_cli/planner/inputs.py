@@ -7,6 +7,7 @@ from pathlib import Path
 import yaml
 
 from disaggkd_cli.config import Config
+from disaggkd_cli.config.layers import expected_layers
 from disaggkd_cli.config.packing import separates_documents
 from disaggkd_cli.errors import UserError
 from disaggkd_cli.planner.constants import constant
@@ -91,13 +92,7 @@ def _trained(config: Config, student: ModelShape) -> tuple[float, float, bool]:
 def _student_shape(config: Config, teacher: ModelShape) -> ModelShape:
     student = config.student
     if student.from_teacher is not None:
-        layers = student.from_teacher.layers
-        if isinstance(layers, str) and layers.startswith("every_"):
-            indices = list(range(0, len(teacher.layers), int(layers.removeprefix("every_"))))
-        elif isinstance(layers, list):
-            indices = layers
-        else:
-            raise UserError(f"student.from_teacher.layers: {layers!r} must be every_N or a list of layer numbers")
+        indices = expected_layers(student.from_teacher.layers, len(teacher.layers))
         return teacher.with_layers(indices, f"{teacher.name}, {len(indices)} of its layers")
     name = student.from_config or student.model
     if not name:

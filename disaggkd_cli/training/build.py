@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -34,6 +35,7 @@ from disaggkd_cli.models import (
 )
 from disaggkd_cli.models.load import DTYPES
 from disaggkd_cli.models.proven import load_proven_teacher
+from disaggkd_cli.training.layer_choice import settle_layers
 from disaggkd_cli.training.layout import StudentLayout, group_timeout, layout_of, shard_mesh, student_mesh
 from disaggkd_cli.training.optimizer import build_optimizer
 from disaggkd_cli.training.recorded import RecordedSource, open_recording
@@ -79,8 +81,13 @@ class Parts:
         return pad if pad is not None else self.tokenizer.eos_token_id or 0
 
 
-def build_parts(config: Config, say: Say) -> Parts:
-    """Load and check models, tokenizers and texts.
+def build_parts(config: Config, say: Say, directory: Path) -> Parts:
+    """Load and check models, tokenizers and texts. Collective over all student ranks.
+
+    Args:
+        config: the run; `best_N` layers are settled in it.
+        say: takes lines for a person.
+        directory: the run's.
 
     Raises:
         UserError: naming what cannot be read, split or packed, or which token ids differ.
@@ -93,6 +100,7 @@ def build_parts(config: Config, say: Say) -> Parts:
     pack, reason = decide_packing(config)
     say(f"documents are {'packed into rows' if pack else 'kept one per row'}: {reason}")
     splits = read_texts(config, tokenizer, pack, say)
+    settle_layers(config, splits.train, directory, say)
     model = build_student(config)
     freeze(model, config.student.freeze)  # what travels depends on whether the head is trained
     if config.student.attention != FLASH:  # which cannot run where the checks run, on the CPU
