@@ -14,7 +14,7 @@ from disaggkd_cli.config import Config
 from disaggkd_cli.errors import DisaggkdError, SavedAndResumable, UserError
 from disaggkd_cli.launch import Place, threads_for
 from disaggkd_cli.runtime import init_group, logger, meet, set_up
-from disaggkd_cli.training.build import build_module, build_parts, open_source
+from disaggkd_cli.training.build import build_components, build_module, open_source
 from disaggkd_cli.training.checkpoint import Checkpointer, load_training_state
 from disaggkd_cli.training.export import export_student
 from disaggkd_cli.training.loop import Training, train
@@ -73,22 +73,22 @@ def _run(
     leader = place.rank == 0
     progress = RunProgress(config.train.steps, visible=leader)
 
-    def say(line: str) -> None:
+    def log(line: str) -> None:
         logger.info(line)
-        progress.say(line)
+        progress.log(line)
 
     threads = threads_for(config, place)
-    say(f"{place.size} student ranks, {config.teacher_ranks} teacher ranks; {threads} CPU threads a rank")
-    parts = build_parts(config, say, directory.root)
-    module, optimizer = build_module(config, parts, device, say)
-    checkpoint = choose_checkpoint(directory.checkpoints, resume, parts.identity, say)
+    log(f"{place.size} student ranks, {config.teacher_ranks} teacher ranks; {threads} CPU threads a rank")
+    components = build_components(config, log, directory.root)
+    module, optimizer = build_module(config, components, device, log)
+    checkpoint = choose_checkpoint(directory.checkpoints, resume, components.identity, log)
     checkpointer = Checkpointer(directory.checkpoints, config.train.keep_checkpoints, dist.new_group(backend="gloo"))
     done = 0
     if checkpoint is not None:
         load_training_state(checkpoint, module, optimizer, checkpointer.group)
         done = checkpoint.step
         checkpointer.started_step = done
-        say(f"resuming after step {done} from {checkpoint.directory}")
+        log(f"resuming after step {done} from {checkpoint.directory}")
         if done > config.train.steps:
             raise UserError(
                 f"train.steps: is {config.train.steps}, but {checkpoint.directory} is from after step {done}; "
@@ -101,11 +101,11 @@ def _run(
     if leader:
         write_environment(directory, _versions(), _placement(config, place, device))
         metrics = MetricsLog(directory, done)
-    plan = WorkPlan(config, parts.splits.train, parts.splits.evaluation, place.rank, parts.pad_id)
+    plan = WorkPlan(config, components.splits.train, components.splits.evaluation, place.rank, components.pad_id)
     left = done < config.train.steps
-    source, pool = open_source(config, parts, place.rank, store, device, plan.items(done), say, wait=left)
+    source, pool = open_source(config, components, place.rank, store, device, plan.items(done), log, wait=left)
     run = Training(
-        config, module, optimizer, plan, source, checkpointer, parts.identity, device, signals, progress, metrics,
+        config, module, optimizer, plan, source, checkpointer, components.identity, device, signals, progress, metrics,
         evaluations.__setitem__, done,
     )  # fmt: skip
     # A student that fails may be started again, so its teachers are told to stay unless it says otherwise.
@@ -125,10 +125,10 @@ def _run(
             pool.close(reason)
         if metrics is not None:
             metrics.close()
-    export_student(module.model, parts.tokenizer, directory.export, torch.float32)
+    export_student(module.model, components.tokenizer, directory.export, torch.float32)
     if evaluations:
         progress.before_and_after(evaluations[min(evaluations)], evaluations[max(evaluations)])
-    say(f"the student lies in {directory.export}")
+    log(f"the student lies in {directory.export}")
     dist.barrier()
     dist.destroy_process_group()
 

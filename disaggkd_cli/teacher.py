@@ -14,7 +14,7 @@ from disaggkd_cli.data import load_tokenizer, tokenizer_fingerprint
 from disaggkd_cli.errors import RunError
 from disaggkd_cli.launch import Place
 from disaggkd_cli.models import model_fingerprint, requested_states
-from disaggkd_cli.models.proven import ProvenTeacher, load_proven_teacher
+from disaggkd_cli.models.verified import VerifiedTeacher, load_verified_teacher
 from disaggkd_cli.runtime import logger, meet, set_up
 from disaggkd_cli.training.run_directory import RunDirectory
 from disaggkd_cli.transport import SEND_BUFFERS, Identity, Request, Served, merge_requests, serve, split_states
@@ -23,7 +23,7 @@ Forward = Callable[[Request], Tensor]
 
 
 def run_teacher(config: Config, place: Place, directory: RunDirectory | None) -> str:
-    """Load the teacher, prove its split, and serve until the student has ended; return why serving ended.
+    """Load the teacher, verify its split, and serve until the student has ended; return why serving ended.
 
     A rank of a replica of several takes part in all forwards of its replica besides; see `replica`.
 
@@ -36,7 +36,7 @@ def run_teacher(config: Config, place: Place, directory: RunDirectory | None) ->
     logger.info("loading %s", config.teacher.model)
     stop = threading.Event()
 
-    def teach(teacher: ProvenTeacher, forward: Forward) -> Served:
+    def teach(teacher: VerifiedTeacher, forward: Forward) -> Served:
         return serve_students(config, place, device, teacher, forward, stop)
 
     if place.size > 1:
@@ -44,7 +44,7 @@ def run_teacher(config: Config, place: Place, directory: RunDirectory | None) ->
 
         served = run_replica(config, place, device, stop, lambda: _stop_at_signals(stop), teach)
     else:
-        teacher = load_proven_teacher(config, device)
+        teacher = load_verified_teacher(config, device)
         _stop_at_signals(stop)
         served = teach(teacher, lambda request: teacher_rows(teacher.backbone, request, device))
     if served is None:
@@ -67,7 +67,7 @@ def serve_students(
     config: Config,
     place: Place,
     device: torch.device,
-    teacher: ProvenTeacher,
+    teacher: VerifiedTeacher,
     forward: Forward,
     stop: threading.Event,
 ) -> Served:
@@ -77,7 +77,7 @@ def serve_students(
         UserError: no student belongs to it.
         RunError: the rendezvous was never there, or forwards kept failing.
     """
-    merge_tokens = proven_merge_tokens(config, forward, teacher.vocabulary_size)
+    merge_tokens = verified_merge_tokens(config, forward, teacher.vocabulary_size)
     identity = Identity(
         role=place.name,
         teacher_fingerprint=model_fingerprint(teacher.source),
@@ -109,7 +109,7 @@ def teacher_rows(backbone: nn.Module, request: Request, device: torch.device) ->
     return requested_states(backbone, request.input_ids, request.document_lengths, request.rows, device)
 
 
-def proven_merge_tokens(config: Config, forward: Forward, vocabulary: int) -> int:
+def verified_merge_tokens(config: Config, forward: Forward, vocabulary: int) -> int:
     """Return `teacher.merge_tokens` where merging requests changes no bit of their hidden states, else 0; log which.
 
     Proved on random requests at this run's sizes: of one and two sequences, and of full micro-batches as many as can

@@ -14,7 +14,7 @@ from torch import Tensor
 from disaggkd_cli.checks.result import CheckResult, judge, not_applicable
 from disaggkd_cli.checks.subject import Subject
 from disaggkd_cli.models import load_causal_lm, resolve_source
-from disaggkd_cli.training.build import Parts, build_module
+from disaggkd_cli.training.build import Components, build_module
 from disaggkd_cli.training.checkpoint import (
     Checkpointer,
     load_training_state,
@@ -51,8 +51,10 @@ def check_checkpoint(subject: Subject) -> CheckResult:
 
 
 def _round_trip(subject: Subject, directory: Path) -> CheckResult:
-    parts = Parts(subject.student, subject.teacher_head, None, subject.tokenizer, subject.splits, {"check": 1})
-    module, optimizer = build_module(subject.config, parts, subject.device, lambda line: None)
+    components = Components(
+        subject.student, subject.teacher_head, None, subject.tokenizer, subject.splits, {"check": 1}
+    )
+    module, optimizer = build_module(subject.config, components, subject.device, lambda line: None)
     module.eval()
     batch = subject.batch
     rows = subject.teacher_states(batch)
@@ -63,7 +65,7 @@ def _round_trip(subject: Subject, directory: Path) -> CheckResult:
     optimizer.zero_grad(set_to_none=True)
     group = dist.new_group(backend="gloo")
     checkpointer = Checkpointer(directory, 1, group)
-    checkpointer.save(module, optimizer, 1, parts.identity)
+    checkpointer.save(module, optimizer, 1, components.identity)
     checkpointer.wait()
     before = _hashes(training_state(module, optimizer))
     written = step_directory(directory, 1)

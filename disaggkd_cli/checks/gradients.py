@@ -44,7 +44,7 @@ def check_gradients(subject: Subject) -> CheckResult:
         f"{len(LAYOUTS)} ways to cut four sequences of different lengths, float32, against plain autograd over full "
         f"logits of all rows; {sum(p.numel() for p in parameters.values()):,} parameters, norm {size:.3g}"
         f"{EQUAL_START if subject.starts_equal else ''}",
-        "the gradient depends on how the batch is cut, or is not that of the loss (twice as large, say)",
+        "the gradient depends on how the batch is cut, or is not that of the loss (twice as large, for example)",
         tolerance=_TOLERANCE,
         norm=size,
         **{layout.replace(" ", "_").replace(",", ""): error for layout, error in errors.items()},

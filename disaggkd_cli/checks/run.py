@@ -48,13 +48,13 @@ _GROUP_SECONDS = 120
 
 
 def run_checks(
-    config: Config, only: list[str] | None = None, say: Callable[[str], None] = lambda line: None
+    config: Config, only: list[str] | None = None, log: Callable[[str], None] = lambda line: None
 ) -> list[CheckResult]:
     """Load what `config` names and check it, in this one process, on a GPU where there is one.
 
     Args:
         only: names of CHECKS; all by default.
-        say: told what is being done.
+        log: told what is being done.
 
     Raises:
         UserError: the config's models or texts cannot be read at all, or `only` names no check.
@@ -68,8 +68,8 @@ def run_checks(
     torch.set_num_threads(threads_for(config, place))
     transformers.utils.logging.disable_progress_bar()
     try:
-        subject = load_subject(config, _device(config), say)
-        return [_run(name, subject, say) for name in CHECKS if only is None or name in only]
+        subject = load_subject(config, _device(config), log)
+        return [_run(name, subject, log) for name in CHECKS if only is None or name in only]
     finally:
         torch.set_num_threads(threads)
 
@@ -80,8 +80,8 @@ def _device(config: Config) -> torch.device:
     return torch.device("cuda" if config.launch.device != "cpu" and torch.cuda.is_available() else "cpu")
 
 
-def _run(name: str, subject: Subject, say: Callable[[str], None]) -> CheckResult:
-    say(f"checking: {name}")
+def _run(name: str, subject: Subject, log: Callable[[str], None]) -> CheckResult:
+    log(f"checking: {name}")
     started = time.monotonic()
     try:
         result = _call(name, subject)

@@ -137,7 +137,7 @@ class Subject:
         return out.kd.item() < _EQUAL
 
 
-def load_subject(config: Config, device: torch.device, say: Callable[[str], None]) -> Subject:
+def load_subject(config: Config, device: torch.device, log: Callable[[str], None]) -> Subject:
     """Load everything that is to be checked.
 
     Raises:
@@ -145,16 +145,16 @@ def load_subject(config: Config, device: torch.device, say: Callable[[str], None
     """
     source = resolve_source(config.teacher.model, trust_remote_code=config.teacher.trust_remote_code)
     dtype = DTYPES[config.teacher.dtype]
-    say("reading the texts")
+    log("reading the texts")
     teacher_tokenizer = load_tokenizer(config.teacher.model)
     tokenizer = load_tokenizer(config.student.model) if config.student.model else teacher_tokenizer
     pack, reason = decide_packing(config)
     splits = load_splits(config.data, tokenizer, pack=pack, seed=config.seed)
-    say("loading the teacher")
+    log("loading the teacher")
     teacher = load_causal_lm(source, dtype, "teacher.model").to(device)
     head = load_head(source, dtype, "teacher.model") if config.mode == "disaggregated" else head_of(teacher).detached()
     bias = None if head.bias is None else head.bias.to(device)
-    say("loading the student")
+    log("loading the student")
     student = build_student(config).to(device)
     freeze(student, config.student.freeze)
     return Subject(

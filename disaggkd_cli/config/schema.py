@@ -55,7 +55,7 @@ class TeacherConfig:
     """Weights and compute of the teacher's backbone: bfloat16, float16 or float32."""
 
     replicas: int = 1
-    """Independent copies of the teacher, each serving every student rank. Ignored when colocated."""
+    """Independent replicas of the teacher, each serving every student rank. Ignored when colocated."""
 
     ranks_per_replica: int = 1
     """Ranks that one replica spans."""
@@ -71,7 +71,7 @@ class TeacherConfig:
 
     merge_tokens: int = 0
     """Most tokens of several requests that one forward may take together; 0 = one request a forward. The teacher
-    proves at start that merging changes no bit, and turns it off aloud where it does."""
+    proves at start that merging changes no bit, and turns it off with a warning where it does."""
 
     trust_remote_code: bool = False
     """Let the model directory's own Python code run. Off unless you trust whoever wrote it."""
@@ -132,7 +132,7 @@ class StudentConfig:
     """`full` keeps only the input of each layer and recomputes the rest in backward."""
 
     replicate: int = 1
-    """Copies of the sharded student (HSDP): ranks must be a multiple of it. Ranks of one copy are neighbours."""
+    """Replicas of the sharded student (HSDP): ranks must be a multiple of it. Ranks of one replica are neighbours."""
 
     compile: bool = False
     """Compile each decoder layer with torch.compile."""
@@ -170,8 +170,8 @@ class LossConfig:
     """Scratch memory that the fused loss may use per rank."""
 
     vocabulary_parallel: Any = False
-    """true keeps one shard of both heads on each rank of a copy of the student and gathers hidden rows instead; false
-    gathers the student's head; auto takes whichever sends fewer bytes."""
+    """true keeps one shard of both heads on each rank of a replica of the student and gathers hidden rows instead;
+    false gathers the student's head; auto takes whichever sends fewer bytes."""
 
 
 @dataclass
@@ -196,7 +196,7 @@ class DataConfig:
     """auto packs several documents into a row where the models keep them apart; on insists, off never packs."""
 
     long_documents: str = "auto"
-    """A document longer than sequence_length: split (goes on in the next sequence), drop (counted and said), error.
+    """A document longer than sequence_length: split (goes on in the next sequence), drop (counted and logged), error.
     auto splits text; prompts and chats are dropped up to one in twenty, with a warning, and refused above that."""
 
     records: str = "auto"

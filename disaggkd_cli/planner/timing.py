@@ -88,7 +88,7 @@ def colocated_teacher_time(work: Workload) -> Term:
     return term(
         "teacher micro-batch",
         "max(T * F_t / (P * e_t), gathers / B)",
-        "forward of the backbone against gathering it from the ranks of one copy, whichever is longer",
+        "forward of the backbone against gathering it from the ranks of one replica, whichever is longer",
         T=work.micro_batch_tokens,
         F_t=teacher_flops(work).value,
         P=gpu.flops,

@@ -43,7 +43,7 @@ def traffic(work: Workload) -> Traffic:
         colocated_teacher=term(
             "teacher all-gather",
             "b_t * N_t * (W - 1) / W",
-            "colocated: the whole backbone once per micro-batch, forward only, within one copy of the student",
+            "colocated: the whole backbone once per micro-batch, forward only, within one replica of the student",
             b_t=work.teacher_bytes,
             N_t=work.teacher_parameters.backbone,
             W=work.shard_ranks,

@@ -103,7 +103,7 @@ class Workload:
 
     @property
     def shard_ranks(self) -> int:
-        """Ranks that one copy of the student is sharded over."""
+        """Ranks that one replica of the student is sharded over."""
         return self.student_ranks // self.replicate
 
     @property
@@ -116,7 +116,7 @@ class Workload:
 
     @property
     def head_traffic(self) -> HeadTraffic:
-        """What travels when the ranks of one copy share the heads, and when they do not."""
+        """What travels when the ranks of one replica share the heads, and when they do not."""
         return HeadTraffic(
             ranks=self.shard_ranks,
             rows=self.rows,

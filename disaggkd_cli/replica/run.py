@@ -15,7 +15,7 @@ from disaggkd_cli.config import Config
 from disaggkd_cli.errors import RunError
 from disaggkd_cli.launch import Place
 from disaggkd_cli.models import requested_states
-from disaggkd_cli.models.proven import ProvenTeacher
+from disaggkd_cli.models.verified import VerifiedTeacher
 from disaggkd_cli.replica.rounds import LEADER, ReplicaBroken, Rounds
 from disaggkd_cli.replica.sharded import load_sharded_teacher
 from disaggkd_cli.replica.tensor import load_tensor_parallel_teacher
@@ -38,7 +38,7 @@ def run_replica(
     device: torch.device,
     stop: threading.Event,
     loaded: Callable[[], None],
-    teach: Callable[[ProvenTeacher, Forward], Outcome],
+    teach: Callable[[VerifiedTeacher, Forward], Outcome],
 ) -> Outcome | None:
     """Run this rank of a replica to its end and return what `teach` returned (None where this rank serves nobody).
 

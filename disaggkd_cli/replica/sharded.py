@@ -20,12 +20,12 @@ from disaggkd_cli.config import Config
 from disaggkd_cli.errors import RunError, UserError
 from disaggkd_cli.models import backbone_of, load_config, resolve_source, set_attention
 from disaggkd_cli.models.load import DTYPES
-from disaggkd_cli.models.proven import ProvenTeacher, load_proven_teacher, prove_packed_documents
+from disaggkd_cli.models.verified import VerifiedTeacher, load_verified_teacher, verify_packed_documents
 from disaggkd_cli.replica.rounds import LEADER
 from disaggkd_cli.training.student_module import shard_teacher
 
 
-def load_sharded_teacher(config: Config, device: torch.device, group: dist.ProcessGroup) -> ProvenTeacher:
+def load_sharded_teacher(config: Config, device: torch.device, group: dist.ProcessGroup) -> VerifiedTeacher:
     """Return the teacher with this rank's shard of its backbone on `device`. Collective over `group`.
 
     Raises:
@@ -34,7 +34,7 @@ def load_sharded_teacher(config: Config, device: torch.device, group: dist.Proce
     """
     whole = None
     if dist.get_rank(group) == LEADER:
-        whole = load_proven_teacher(config, torch.device("cpu"), prove_packing=False)
+        whole = load_verified_teacher(config, torch.device("cpu"), check_packing=False)
     backbone = _without_weights(config)
     try:
         contents = _agree_on_contents(backbone, whole, group)
@@ -43,8 +43,8 @@ def load_sharded_teacher(config: Config, device: torch.device, group: dist.Proce
         reason = str(error).strip().splitlines()[0]
         raise RunError(f"the replica's ranks could not share out {config.teacher.model}: {reason}") from error
     source = resolve_source(config.teacher.model, trust_remote_code=config.teacher.trust_remote_code)
-    teacher = ProvenTeacher(source, sharded, contents["vocabulary_size"], contents["hidden_size"])
-    prove_packed_documents(config, teacher)
+    teacher = VerifiedTeacher(source, sharded, contents["vocabulary_size"], contents["hidden_size"])
+    verify_packed_documents(config, teacher)
     return teacher
 
 
@@ -65,7 +65,7 @@ def _without_weights(config: Config) -> nn.Module:
     return backbone
 
 
-def _agree_on_contents(backbone: nn.Module, whole: ProvenTeacher | None, group: dist.ProcessGroup) -> dict:
+def _agree_on_contents(backbone: nn.Module, whole: VerifiedTeacher | None, group: dist.ProcessGroup) -> dict:
     """Return the leader's sizes and its list of `[name, shape, dtype]`, and give `backbone` the same dtypes."""
     contents = {}
     if whole is not None:

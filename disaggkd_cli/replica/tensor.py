@@ -29,10 +29,10 @@ from disaggkd_cli.models import (
     verify_split,
 )
 from disaggkd_cli.models.load import DTYPES, ModelSource, load_causal_lm
-from disaggkd_cli.models.proven import ProvenTeacher, prove_packed_documents
+from disaggkd_cli.models.verified import VerifiedTeacher, verify_packed_documents
 
 
-def load_tensor_parallel_teacher(config: Config, device: torch.device, group: dist.ProcessGroup) -> ProvenTeacher:
+def load_tensor_parallel_teacher(config: Config, device: torch.device, group: dist.ProcessGroup) -> VerifiedTeacher:
     """Return the teacher with this rank's slices of its backbone on `device`. Collective over all ranks of the process.
 
     Raises:
@@ -59,9 +59,9 @@ def load_tensor_parallel_teacher(config: Config, device: torch.device, group: di
     head = head_of(model)
     weight, bias = _whole(head.weight), None if head.bias is None else _whole(head.bias)
     verify_split(model, replace(head, weight=weight, bias=bias), f"teacher.model {source.name}")
-    teacher = ProvenTeacher(source, backbone_of(model), *weight.shape)
+    teacher = VerifiedTeacher(source, backbone_of(model), *weight.shape)
     del model, head, weight, bias
-    prove_packed_documents(config, teacher)
+    verify_packed_documents(config, teacher)
     return teacher
 
 

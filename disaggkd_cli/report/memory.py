@@ -80,22 +80,22 @@ def _bars(run: Run, ranks: dict[str, RankMemory]) -> str:
     for role, rank in ranks.items():
         mark = peaks.get(role)
         rows.append(_bar(f"{role} · {rank.binding.name}", rank, scale, mark if mark and mark <= scale else None))
-    said = [_said(role, record) for role, record in records.items() if role in ranks]
+    sentences = [_words(role, record) for role, record in records.items() if role in ranks]
     if peak is not None and student not in records:
-        said.append(f"Measured on a {student} rank: {format_bytes(peak)} ({what}).")
+        sentences.append(f"Measured on a {student} rank: {format_bytes(peak)} ({what}).")
     if any(not record.device.startswith("cuda") for record in records.values()):
-        said.append(
+        sentences.append(
             "On CPUs that is the whole process with loading and saving, less what it took when its libraries were "
             "imported; the plan counts the tensors of training."
         )
     elif what == "the whole process" and peak is not None:
-        said.append(
+        sentences.append(
             "On CPUs that counts Python, torch and the texts too, several hundred MiB, which the plan's tensors do not."
         )
-    return f'<div class="bars">{"".join(rows)}<p class="facts">{" ".join(said)}</p></div>'
+    return f'<div class="bars">{"".join(rows)}<p class="facts">{" ".join(sentences)}</p></div>'
 
 
-def _said(role: str, record: MemoryRecord) -> str:
+def _words(role: str, record: MemoryRecord) -> str:
     if record.device.startswith("cuda"):
         return f"Measured on the fullest {role} rank: {format_bytes(record.peak_bytes)} (allocated on the GPU)."
     return (
@@ -125,7 +125,7 @@ def _beside(run: Run, work: Workload) -> str:
     except UserError as error:
         return f'<p class="facts">Not compared yet: {escape(str(error))}</p>'
     if measured_peak(run)[1] == "the whole process":
-        rows = [one for one in rows if not one.name.startswith("peak")]  # said beside the bars already
+        rows = [one for one in rows if not one.name.startswith("peak")]  # stated beside the bars already
     note = ""
     if str(run.environment.get("placement", {}).get("device", "cpu")) == "cpu":
         # The catalogue knows GPUs: a predicted time says nothing about a run on CPUs.

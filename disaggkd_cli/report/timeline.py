@@ -38,13 +38,13 @@ def _steps(run: Run, several: bool) -> str:
         columns.append((float(line["step"]), (max(0.0, float(line.get("step_seconds", 0.0)) - stall), stall)))
     waiting = ("teacher's forward", _TEACHER) if run.colocated else ("stall", _STALL)
     share = run.share("stall_seconds")
-    said = "" if share is None else f"{waiting[0].capitalize()}: {share:.1%} of the time after warm-up."
+    note = "" if share is None else f"{waiting[0].capitalize()}: {share:.1%} of the time after warm-up."
     return columns_chart(
         _titled(run, "seconds of a step", several),
         [("compute", _COMPUTE), waiting],
         columns,
         dot=run.colour if several else None,
-        note=said,
+        note=note,
     )
 
 

@@ -34,7 +34,7 @@ from disaggkd_cli.models import (
     verify_split,
 )
 from disaggkd_cli.models.load import DTYPES
-from disaggkd_cli.models.proven import load_proven_teacher
+from disaggkd_cli.models.verified import load_verified_teacher
 from disaggkd_cli.training.layer_choice import settle_layers
 from disaggkd_cli.training.layout import StudentLayout, group_timeout, layout_of, shard_mesh, student_mesh
 from disaggkd_cli.training.optimizer import build_optimizer
@@ -45,11 +45,11 @@ from disaggkd_cli.training.student_module import StudentModule, freeze, shard_st
 from disaggkd_cli.training.texts import read_texts
 from disaggkd_cli.transport import HiddenStateRing, Identity, TeacherPool, TeachersLost
 
-Say = Callable[[str], None]
+Log = Callable[[str], None]
 
 
 @dataclass
-class Parts:
+class Components:
     """What a rank has built before anything is sharded.
 
     Attributes:
@@ -81,12 +81,12 @@ class Parts:
         return pad if pad is not None else self.tokenizer.eos_token_id or 0
 
 
-def build_parts(config: Config, say: Say, directory: Path) -> Parts:
+def build_components(config: Config, log: Log, directory: Path) -> Components:
     """Load and check models, tokenizers and texts. Collective over all student ranks.
 
     Args:
         config: the run; `best_N` layers are settled in it.
-        say: takes lines for a person.
+        log: takes lines for a person.
         directory: the run's.
 
     Raises:
@@ -98,9 +98,9 @@ def build_parts(config: Config, say: Say, directory: Path) -> Parts:
     tokenizer = load_tokenizer(config.student.model) if config.student.model else teacher_tokenizer
     shared = compare_vocabularies(teacher_tokenizer, tokenizer)
     pack, reason = decide_packing(config)
-    say(f"documents are {'packed into rows' if pack else 'kept one per row'}: {reason}")
-    splits = read_texts(config, tokenizer, pack, say)
-    settle_layers(config, splits.train, directory, say)
+    log(f"documents are {'packed into rows' if pack else 'kept one per row'}: {reason}")
+    splits = read_texts(config, tokenizer, pack, log)
+    settle_layers(config, splits.train, directory, log)
     model = build_student(config)
     freeze(model, config.student.freeze)  # what travels depends on whether the head is trained
     if config.student.attention != FLASH:  # which cannot run where the checks run, on the CPU
@@ -109,7 +109,7 @@ def build_parts(config: Config, say: Say, directory: Path) -> Parts:
     verify_split(model, head, "the student")
     if pack:
         verify_packing(backbone_of(model), head.weight.shape[0], "the student")
-    layout = _layout(config, model, load_config(teacher_source, "teacher.model"), say)
+    layout = _layout(config, model, load_config(teacher_source, "teacher.model"), log)
     vocabulary = len(head.weight)
     teacher_backbone, teacher_head, teacher_vocabulary = _teacher(config, teacher_source, layout, vocabulary)
     sizes = (teacher_vocabulary, vocabulary)
@@ -124,12 +124,12 @@ def build_parts(config: Config, say: Say, directory: Path) -> Parts:
         "seed": config.seed,
         "global batch (sequences)": config.global_batch_sequences,
     }
-    return Parts(
+    return Components(
         model, teacher_head, teacher_backbone, tokenizer, splits, identity, layout, teacher_vocabulary
     )  # fmt: skip
 
 
-def _layout(config: Config, model: nn.Module, teacher_config: Any, say: Say) -> StudentLayout:
+def _layout(config: Config, model: nn.Module, teacher_config: Any, log: Log) -> StudentLayout:
     """Return this rank's place, deciding `loss.vocabulary_parallel: auto` by the bytes that either way sends."""
     rank, wanted = dist.get_rank(), config.loss.vocabulary_parallel
     if wanted == "auto":
@@ -148,13 +148,13 @@ def _layout(config: Config, model: nn.Module, teacher_config: Any, say: Say) -> 
             head_trained=head.weight.requires_grad,
         )
         wanted = config.loss.implementation == "fused" and traffic.rows_should_travel
-        say(
+        log(
             f"loss.vocabulary_parallel=auto: {'rows' if wanted else 'heads'} are gathered ({traffic.rows_bytes:.3g} "
             f"bytes a micro-batch for rows, {traffic.heads_bytes:.3g} for heads)"
         )
     layout = layout_of(config, rank, vocabulary_parallel=bool(wanted))
     if layout.ranks > 1:
-        say(f"student layout: {layout.describe()}")
+        log(f"student layout: {layout.describe()}")
     return layout
 
 
@@ -168,30 +168,30 @@ def _teacher(
 
     if config.mode == "disaggregated":
         return None, *load_head_shard(source, DTYPES[config.teacher.dtype], "teacher.model", ids)
-    teacher = load_proven_teacher(config, torch.device("cpu"), keep_head=ids)
+    teacher = load_verified_teacher(config, torch.device("cpu"), keep_head=ids)
     return teacher.backbone, teacher.head, teacher.vocabulary_size
 
 
 def build_module(
-    config: Config, parts: Parts, device: torch.device, say: Say
+    config: Config, components: Components, device: torch.device, log: Log
 ) -> tuple[StudentModule, torch.optim.Optimizer]:
     """Freeze, shard and move the student, and build its optimizer. Collective over all student ranks."""
-    frozen = freeze(parts.model, config.student.freeze)
-    trained = sum(parameter.numel() for parameter in parts.model.parameters() if parameter.requires_grad)
-    total = sum(parameter.numel() for parameter in parts.model.parameters())
-    say(f"student: {total:,} parameters, {trained:,} of them trained" + (f"; {len(frozen)} frozen" if frozen else ""))
-    head = parts.teacher_head
+    frozen = freeze(components.model, config.student.freeze)
+    trained = sum(parameter.numel() for parameter in components.model.parameters() if parameter.requires_grad)
+    total = sum(parameter.numel() for parameter in components.model.parameters())
+    log(f"student: {total:,} parameters, {trained:,} of them trained" + (f"; {len(frozen)} frozen" if frozen else ""))
+    head = components.teacher_head
     bias = None if head.bias is None else head.bias.to(device)
-    set_attention(parts.model, config.student.attention, "student.attention")
-    module = StudentModule(parts.model, Head(head.weight.to(device), bias, head.scale, head.softcap), config.loss)
+    set_attention(components.model, config.student.attention, "student.attention")
+    module = StudentModule(components.model, Head(head.weight.to(device), bias, head.scale, head.softcap), config.loss)
     module.train()
-    parts.mesh = student_mesh(device.type, dist.group.WORLD, parts.layout.replicate, group_timeout(config))
+    components.mesh = student_mesh(device.type, dist.group.WORLD, components.layout.replicate, group_timeout(config))
     shard_student(
         module,
-        parts.mesh,
+        components.mesh,
         DTYPES[config.student.dtype],
         config.student.activation_checkpointing,
-        vocabulary_parallel=parts.layout.vocabulary_parallel,
+        vocabulary_parallel=components.layout.vocabulary_parallel,
         compiled=config.student.compile,
     )
     return module, build_optimizer(module, config.train)
@@ -199,12 +199,12 @@ def build_module(
 
 def open_source(
     config: Config,
-    parts: Parts,
+    components: Components,
     rank: int,
     store: dist.Store,
     device: torch.device,
     items: Iterator[WorkItem],
-    say: Say,
+    log: Log,
     *,
     wait: bool = True,
 ) -> tuple[HiddenStateSource, TeacherPool | None]:
@@ -217,17 +217,17 @@ def open_source(
         SavedAndResumable: none came within `transport.teacher_wait`.
     """
     if config.mode == "colocated":
-        backbone = shard_teacher(parts.teacher_backbone, shard_mesh(parts.mesh))
+        backbone = shard_teacher(components.teacher_backbone, shard_mesh(components.mesh))
         return ColocatedSource(backbone, items, device), None
-    width = parts.teacher_head.weight.shape[1]
+    width = components.teacher_head.weight.shape[1]
     if config.teacher.cache:
         return RecordedSource(open_recording(config, width), items, device), None
     transport = config.transport
     identity = Identity(
         role=f"student {rank}",
-        teacher_fingerprint=parts.identity["teacher"],
-        tokenizer_fingerprint=parts.identity["teacher tokenizer"],
-        vocabulary_size=parts.teacher_vocabulary,
+        teacher_fingerprint=components.identity["teacher"],
+        tokenizer_fingerprint=components.identity["teacher tokenizer"],
+        vocabulary_size=components.teacher_vocabulary,
         hidden_size=width,
         wire_dtype=transport.dtype,
     )
@@ -243,11 +243,11 @@ def open_source(
         links=transport.links_per_rank,
         device=device,
         backend=transport.backend,
-        on_event=say,
+        on_event=log,
     )
     try:
         if wait:
-            say(f"waiting for a teacher (at most {transport.teacher_wait:g} s)")
+            log(f"waiting for a teacher (at most {transport.teacher_wait:g} s)")
             pool.wait_for_teacher()
     except TeachersLost as lost:
         raise SavedAndResumable(f"{lost}; nothing was lost: start a teacher, then go on with --resume auto") from lost

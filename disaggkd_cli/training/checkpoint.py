@@ -79,13 +79,13 @@ def read_checkpoint(directory: Path) -> Checkpoint:
     return Checkpoint(directory, step, identity)
 
 
-def newest_checkpoint(root: Path, say: Callable[[str], None]) -> Checkpoint | None:
-    """Return the newest valid checkpoint under `root`, saying aloud which newer ones are refused and why."""
+def newest_checkpoint(root: Path, log: Callable[[str], None]) -> Checkpoint | None:
+    """Return the newest valid checkpoint under `root`, logging which newer ones are refused and why."""
     for directory in sorted(root.glob("step_*"), reverse=True):
         try:
             return read_checkpoint(directory)
         except UserError as error:
-            say(f"checkpoint refused: {error}")
+            log(f"checkpoint refused: {error}")
     return None
 
 

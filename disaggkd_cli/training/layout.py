@@ -1,4 +1,4 @@
-"""How the student's ranks are laid out: copies of the model, shards within a copy, and who keeps which token ids."""
+"""How the student's ranks are laid out: replicas of it, shards within a replica, and who keeps which token ids."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from disaggkd_cli.errors import RunError
 from disaggkd_cli.losses import shard_bounds
 
 SHARD, REPLICATE = "shard", "replicate"
-"""Names of the mesh's dimensions. Ranks of one copy are neighbours, so that shards stay within a node."""
+"""Names of the mesh's dimensions. Ranks of one replica are neighbours, so that shards stay within a node."""
 
 _BROKEN_COLLECTIVE = (
     "timed out",
@@ -31,13 +31,13 @@ _BROKEN_COLLECTIVE = (
 
 @dataclass(frozen=True)
 class StudentLayout:
-    """Where one student rank stands. Rank r is shard `r % shard_ranks` of copy `r // shard_ranks`.
+    """Where one student rank stands. Rank r is shard `r % shard_ranks` of replica `r // shard_ranks`.
 
     Attributes:
         ranks: all student ranks.
-        replicate: copies of the sharded student (HSDP); 1 is plain FSDP.
+        replicate: replicas of the sharded student (HSDP); 1 is plain FSDP.
         rank: this one.
-        vocabulary_parallel: the ranks of a copy keep one shard of both heads each.
+        vocabulary_parallel: the ranks of a replica keep one shard of both heads each.
     """
 
     ranks: int = 1
@@ -47,12 +47,12 @@ class StudentLayout:
 
     @property
     def shard_ranks(self) -> int:
-        """Ranks that one copy of the student is sharded over."""
+        """Ranks that one replica of the student is sharded over."""
         return self.ranks // self.replicate
 
     @property
     def shard_rank(self) -> int:
-        """Which shard of its copy this rank keeps."""
+        """Which shard of its replica this rank keeps."""
         return self.rank % self.shard_ranks
 
     def student_ids(self, vocabulary: int) -> tuple[int, int]:
@@ -76,7 +76,7 @@ class StudentLayout:
         """The layout in words."""
         words = f"sharded over {self.shard_ranks} ranks" if self.shard_ranks > 1 else "whole on each rank"
         if self.replicate > 1:
-            words += f", {self.replicate} copies"
+            words += f", {self.replicate} replicas"
         if self.vocabulary_parallel:
             words += f"; each rank keeps 1/{self.shard_ranks} of both heads"
         return words
@@ -105,7 +105,7 @@ def student_mesh(
     Args:
         device_type: `cpu` or `cuda`.
         world: the group of all student ranks.
-        replicate: copies of the sharded student.
+        replicate: replicas of the sharded student.
         timeout: of the groups that are made here; groups do not inherit it from `world`.
     """
     ranks = torch.arange(dist.get_world_size())
@@ -114,14 +114,14 @@ def student_mesh(
     grid, rank = ranks.view(replicate, -1), dist.get_rank()
     # Every rank makes every group, in one order: a group's name counts those made before it.
     shards = [dist.new_group(row.tolist(), timeout=timeout) for row in grid]
-    copies = [dist.new_group(column.tolist(), timeout=timeout) for column in grid.T]
+    replicas = [dist.new_group(column.tolist(), timeout=timeout) for column in grid.T]
     width = grid.shape[1]
-    own = [copies[rank % width], shards[rank // width]]
+    own = [replicas[rank % width], shards[rank // width]]
     return DeviceMesh.from_group(own, device_type, mesh=grid, mesh_dim_names=(REPLICATE, SHARD))
 
 
 def shard_mesh(mesh: DeviceMesh) -> DeviceMesh:
-    """Return the part of a student mesh that this rank's own copy is sharded over."""
+    """Return the part of a student mesh that this rank's own replica is sharded over."""
     return mesh if mesh.ndim == 1 else mesh[SHARD]
 
 

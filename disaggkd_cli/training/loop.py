@@ -174,7 +174,7 @@ def _record(
 
 
 def _advise(run: Training, stall: float, seconds: float, teachers: dict[str, Any]) -> None:
-    """Say which side is the bottleneck, and what to change, when that becomes clear or changes."""
+    """Log which side is the bottleneck, and what to change, when that becomes clear or changes."""
     run.stalled_seconds += stall
     run.trained_seconds += seconds
     if not teachers or run.done % _STEPS_BETWEEN_ADVICE:
@@ -183,7 +183,7 @@ def _advise(run: Training, stall: float, seconds: float, teachers: dict[str, Any
     idle = sum(linked) / len(linked) if linked else 0.0
     advice = name_bottleneck(run.stalled_seconds / run.trained_seconds, idle, run.config.transport.ring_depth)
     if advice and advice.split(":")[0] != run.advice.split(":")[0]:
-        run.progress.say(advice)
+        run.progress.log(advice)
         run.advice = advice
     run.stalled_seconds = run.trained_seconds = 0.0
 
@@ -211,7 +211,7 @@ def _evaluate(run: Training) -> None:
         figures = evaluate(run.module, lambda: _take_together(run), run.plan, run.done, run.device)
     if run.metrics is not None:
         run.metrics.write(run.done, figures)
-    run.progress.say(
+    run.progress.log(
         f"after step {run.done}: held-out perplexity {figures['eval_perplexity']:,.1f}, KD loss "
         f"{figures['eval_kd']:.4f}, agreement {figures['eval_top1_agreement']:.1%}"
     )
@@ -239,7 +239,7 @@ def _tolerate(run: Training, error: RunError) -> None:
     """Go on without a checkpoint that could not be written, when that is what the config wants."""
     if run.config.train.on_save_error == "stop":
         raise error
-    run.progress.say(f"warning: {error}; going on, since train.on_save_error=warn")
+    run.progress.log(f"warning: {error}; going on, since train.on_save_error=warn")
 
 
 def _mixed_seed(seed: int, step: int, rank: int) -> int:

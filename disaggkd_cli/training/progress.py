@@ -49,7 +49,7 @@ class RunProgress:
             self._task = self._bar.add_task("distilling", total=self._steps, completed=done, figures="")
             self._bar.start()
 
-    def say(self, text: str) -> None:
+    def log(self, text: str) -> None:
         """Print one line, above the bar where there is one."""
         self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
@@ -65,7 +65,7 @@ class RunProgress:
             self._last_line = now
             left = (now - self._started) / (step - self._first) * (self._steps - step)
             agreement = f"agreement {figures['top1_agreement']:.1%}"
-            self.say(f"step {step}/{self._steps}  {short}  {agreement}  left {format_seconds(left)}")
+            self.log(f"step {step}/{self._steps}  {short}  {agreement}  left {format_seconds(left)}")
 
     def close(self) -> None:
         """Take the bar down."""

@@ -12,14 +12,14 @@ from disaggkd_cli.config import Config
 from disaggkd_cli.data import load_splits, load_tokenizer, tokenizer_fingerprint
 from disaggkd_cli.errors import UserError
 from disaggkd_cli.models import decide_packing, model_fingerprint, requested_states, resolve_source
-from disaggkd_cli.models.proven import load_proven_teacher
 from disaggkd_cli.models.recording import Recorder, Recording, RecordingIdentity, request_key
+from disaggkd_cli.models.verified import load_verified_teacher
 from disaggkd_cli.training.schedule import WorkItem, WorkPlan
 from disaggkd_cli.training.sources import SourceFigures, TeacherRows, request_of
 from disaggkd_cli.transport import Request
 from disaggkd_cli.units import format_bytes
 
-Say = Callable[[str], None]
+Log = Callable[[str], None]
 
 
 class RecordedSource:
@@ -91,7 +91,7 @@ def open_recording(config: Config, hidden_size: int) -> Recording:
     return Recording(Path(config.teacher.cache).expanduser(), recording_identity(config, hidden_size))
 
 
-def record_run(config: Config, directory: Path, device: torch.device, say: Say) -> int:
+def record_run(config: Config, directory: Path, device: torch.device, log: Log) -> int:
     """Record what the teacher answers to every request of a run of this config; return the number recorded now.
 
     A micro-batch that returns (each evaluation reads the same ones) is recorded once. What the directory already holds
@@ -104,7 +104,7 @@ def record_run(config: Config, directory: Path, device: torch.device, say: Say) 
     pack, _ = decide_packing(config)
     splits = load_splits(config.data, tokenizer, pack=pack, seed=config.seed)
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id or 0
-    teacher = load_proven_teacher(config, device)
+    teacher = load_verified_teacher(config, device)
     recorder = Recorder(directory, recording_identity(config, teacher.hidden_size))
     plans = [WorkPlan(config, splits.train, splits.evaluation, rank, pad) for rank in range(config.student.ranks)]
 
@@ -119,7 +119,7 @@ def record_run(config: Config, directory: Path, device: torch.device, say: Say) 
     element = getattr(torch, recorder.identity.dtype).itemsize
     size = sum(missing.values()) * teacher.hidden_size * element
     free = shutil.disk_usage(directory).free
-    say(
+    log(
         f"{len(wanted)} requests, {len(wanted) - len(missing)} of them recorded already; {sum(missing.values()):,} "
         f"rows to go, {format_bytes(size)} ({format_bytes(free)} free in {directory})"
     )

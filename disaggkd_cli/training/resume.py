@@ -14,7 +14,7 @@ from disaggkd_cli.training.checkpoint import Checkpoint, newest_checkpoint, read
 
 
 def choose_checkpoint(
-    root: Path, resume: str, identity: dict[str, Any], say: Callable[[str], None]
+    root: Path, resume: str, identity: dict[str, Any], log: Callable[[str], None]
 ) -> Checkpoint | None:
     """Return the checkpoint to go on from, the same on every rank, or None to start afresh. Collective.
 
@@ -34,7 +34,7 @@ def choose_checkpoint(
     problem: UserError | None = None
     if dist.get_rank() == 0:
         try:
-            found = newest_checkpoint(root, say) if resume == "auto" else read_checkpoint(Path(resume).expanduser())
+            found = newest_checkpoint(root, log) if resume == "auto" else read_checkpoint(Path(resume).expanduser())
             if found is not None:
                 _compare(found, identity)
         except UserError as error:

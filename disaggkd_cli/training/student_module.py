@@ -154,7 +154,7 @@ def shard_student(
 def shard_teacher(backbone: nn.Module, mesh: DeviceMesh) -> nn.Module:
     """Shard a frozen teacher's backbone over `mesh`, a unit a decoder layer, and return it (colocated runs).
 
-    Units go to the mesh's device one by one. Under HSDP the mesh is that of one copy of the student: the layers then
+    Units go to the mesh's device one by one. Under HSDP the mesh is that of one replica of the student: the layers then
     are gathered within a node, as the student's are, at the price of one teacher for each copy.
     """
     for parameter in backbone.parameters():

@@ -25,22 +25,22 @@ _LOOKED_AT = 1 << 20
 """Sequences at the stream's beginning by which shares and padding are told."""
 
 
-def read_texts(config: Config, tokenizer: Any, pack: bool, say: Callable[[str], None]) -> Splits:
+def read_texts(config: Config, tokenizer: Any, pack: bool, log: Callable[[str], None]) -> Splits:
     """Return the sequences to train on and those held out.
 
     Raises:
         UserError, RunError: see `load_splits`.
     """
     leader = not dist.is_initialized() or dist.get_rank() == 0
-    with TextsProgress(say, bar=leader) as progress:
+    with TextsProgress(log, bar=leader) as progress:
         splits = load_splits(config.data, tokenizer, pack=pack, seed=config.seed, progress=progress)
     if isinstance(splits.train, StreamedDataset):
         splits.train.remember_in(Path(config.run_dir), write=leader)
     for dataset in (splits.train, splits.evaluation):
         for note in dataset.notes:
-            say(note)
+            log(note)
     for line in (*shares(config, splits.train), *padding(config, splits.train)):
-        say(line)
+        log(line)
     return splits
 
 

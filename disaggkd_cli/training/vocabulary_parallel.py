@@ -39,7 +39,7 @@ class VocabularyParallel:
     def __init__(self, model: nn.Module, mesh: DeviceMesh, compute_dtype: torch.dtype) -> None:
         self.model = model
         self.group = mesh.get_group(SHARD)
-        self.copies = mesh.get_group(REPLICATE) if mesh.ndim == 2 else None
+        self.replicas = mesh.get_group(REPLICATE) if mesh.ndim == 2 else None
         self.compute_dtype = compute_dtype
         self.rank, self.ranks = dist.get_rank(self.group), dist.get_world_size(self.group)
         head = head_of(model)
@@ -111,7 +111,7 @@ class VocabularyParallel:
 
     def _local(self, parameter: Tensor) -> Tensor:
         local = parameter.to_local()
-        return local if self.copies is None else _SumOfCopies.apply(local, self.copies)
+        return local if self.replicas is None else _SumOfReplicas.apply(local, self.replicas)
 
     def _embed(self, ids: Tensor) -> Tensor:
         """Look token ids [B, S] up in the embedding that all ranks of the group hold together: [B, S, H]."""
@@ -185,8 +185,8 @@ class _GatheredRows(torch.autograd.Function):
         return gradient[ctx.own].clone(), None, None
 
 
-class _SumOfCopies(torch.autograd.Function):
-    """A shard that other copies of the student hold too: their gradients are added up, as HSDP does for the rest."""
+class _SumOfReplicas(torch.autograd.Function):
+    """A shard that other replicas of the student hold too: their gradients are added up, as HSDP does for the rest."""
 
     @staticmethod
     def forward(ctx, shard, group):

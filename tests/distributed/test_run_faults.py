@@ -221,7 +221,7 @@ def test_a_disk_that_is_really_full(reference_config, reference, small_disk):
     assert_undisturbed(run, reference)
 
 
-def test_a_damaged_checkpoint_is_passed_over_aloud(reference_config, reference, tmp_path):
+def test_a_damaged_checkpoint_is_passed_over_with_a_log_line(reference_config, reference, tmp_path):
     run = tmp_path / "run"
     code, output = disaggkd("run", str(reference_config), f"run_dir={run}", "train.stop_at=15")
     assert code == 75, output

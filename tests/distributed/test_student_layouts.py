@@ -47,8 +47,8 @@ from tests.unit.planner.planner_toys import toy_model, toy_work
 CUT = Case(vocabulary_parallel=True)
 
 LAYOUTS = {
-    "copies": Case(replicate=2),
-    "copies, tied, bfloat16": Case(replicate=2, tied=True, dtype=torch.bfloat16),
+    "replicas": Case(replicate=2),
+    "replicas, tied, bfloat16": Case(replicate=2, tied=True, dtype=torch.bfloat16),
     "cut, surplus ids of the teacher": replace(CUT, teacher_vocabulary=VOCABULARY + 5),
     "cut, tied, surplus ids of the student, a scaled head": replace(
         CUT, tied=True, family="granite", teacher_vocabulary=VOCABULARY - 5
@@ -60,24 +60,24 @@ LAYOUTS = {
     "cut, tied, a soft cap, bfloat16": replace(CUT, family="gemma2", tied=True, dtype=torch.bfloat16),
 }
 ON_FOUR_RANKS = {
-    "two copies": Case(replicate=2),
-    "four copies, tied": Case(replicate=4, tied=True),
-    "two copies, tied, full logits": Case(replicate=2, implementation="full", tied=True),
-    "two copies, cut": replace(CUT, replicate=2),
-    "two copies, cut, tied": replace(CUT, replicate=2, tied=True, teacher_vocabulary=VOCABULARY + 5),
+    "two replicas": Case(replicate=2),
+    "four replicas, tied": Case(replicate=4, tied=True),
+    "two replicas, tied, full logits": Case(replicate=2, implementation="full", tied=True),
+    "two replicas, cut": replace(CUT, replicate=2),
+    "two replicas, cut, tied": replace(CUT, replicate=2, tied=True, teacher_vocabulary=VOCABULARY + 5),
     "cut over four, tied": replace(CUT, tied=True, family="cohere"),
     "cut over four, three ids a rank and fewer": replace(CUT, teacher_vocabulary=3),
 }
 COMPILED = {
-    "compiled, copies": Case(replicate=2, compiled=True),
+    "compiled, replicas": Case(replicate=2, compiled=True),
     "compiled, cut, tied, checkpointing": replace(CUT, tied=True, compiled=True, checkpointing="full"),
 }
 CROSSINGS = {
     "sharded to cut": (Case(), CUT),
     "sharded to cut, tied": (Case(tied=True), replace(CUT, tied=True)),
     "cut to sharded, tied": (replace(CUT, tied=True), Case(tied=True)),
-    "copies to cut, tied": (Case(replicate=2, tied=True), replace(CUT, tied=True)),
-    "cut to copies": (CUT, Case(replicate=2)),
+    "replicas to cut, tied": (Case(replicate=2, tied=True), replace(CUT, tied=True)),
+    "cut to replicas": (CUT, Case(replicate=2)),
 }
 
 

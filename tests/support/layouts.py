@@ -26,8 +26,8 @@ class Case:
     """A layout and a pair of models.
 
     Attributes:
-        replicate: copies of the student over the ranks there are.
-        vocabulary_parallel: whether the ranks of a copy share the heads.
+        replicate: replicas of the student over the ranks there are.
+        vocabulary_parallel: whether the ranks of a replica share the heads.
         family, tied, vocabulary: of the student.
         teacher_vocabulary: where it differs from the student's, the surplus is masked.
         dtype: what the student computes in.

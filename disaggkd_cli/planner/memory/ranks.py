@@ -51,7 +51,7 @@ def student_rank(work: Workload, *, fused: bool = True) -> RankMemory:
 
 def colocated_rank(work: Workload, *, fused: bool) -> RankMemory:
     """A rank that holds a shard of the student and a shard of the teacher."""
-    # Full logits are formed from whole heads. The teacher lies in shards over the ranks of one copy of the student.
+    # Full logits are formed from whole heads. The teacher lies in shards over the ranks of one replica of the student.
     work = work if fused else work.with_(vocabulary_parallel=False)
     ranks = work.shard_ranks
     shard = teacher.teacher_shard(work, ranks)

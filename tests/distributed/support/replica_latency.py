@@ -15,7 +15,7 @@ import torch
 from disaggkd_cli.config import Config
 from disaggkd_cli.launch import Place
 from disaggkd_cli.models import requested_states
-from disaggkd_cli.models.proven import load_proven_teacher
+from disaggkd_cli.models.verified import load_verified_teacher
 from disaggkd_cli.replica.run import _open_rounds, take_part
 from disaggkd_cli.replica.sharded import load_sharded_teacher
 from disaggkd_cli.replica.world import World
@@ -70,7 +70,7 @@ def main() -> None:
             print(f"agreement, busy {what}: {quantiles(seconds[100:], 1e6)} microseconds a round", flush=True)
         world.end()
     world = World(config, Place("teacher", rank, size, 0, rank, size, endpoint, attempt=2, launcher="torchrun"), CPU)
-    teachers = {"whole": load_proven_teacher(config, CPU), "sharded": load_sharded_teacher(config, CPU, world.group)}
+    teachers = {"whole": load_verified_teacher(config, CPU), "sharded": load_sharded_teacher(config, CPU, world.group)}
 
     def forward_of(teacher):
         return lambda one: requested_states(teacher.backbone, one.input_ids, one.document_lengths, one.rows, CPU)

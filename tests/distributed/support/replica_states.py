@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from disaggkd_cli.config import Config
 from disaggkd_cli.errors import UserError
 from disaggkd_cli.models import requested_states
-from disaggkd_cli.models.proven import load_proven_teacher
+from disaggkd_cli.models.verified import load_verified_teacher
 from disaggkd_cli.replica.sharded import load_sharded_teacher
 from disaggkd_cli.replica.tensor import load_tensor_parallel_teacher
 
@@ -33,7 +33,7 @@ def main(directory: str, families: list[str]) -> None:
     for family in families:
         config = Config()
         config.teacher.model, config.teacher.dtype, config.data.packing = f"{directory}/{family}", "float32", "off"
-        one = load_proven_teacher(config, CPU)
+        one = load_verified_teacher(config, CPU)
         expected = states_of(one)
         sharded = load_sharded_teacher(config, CPU, dist.group.WORLD)
         same = torch.equal(states_of(sharded), expected) and torch.equal(states_of(sharded), expected)

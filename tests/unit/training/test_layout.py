@@ -43,7 +43,7 @@ def test_one_rank_a_copy_has_nothing_to_cut():
     config = Config(student=StudentConfig(ranks=4, replicate=2))
     layout = layout_of(config, 3, vocabulary_parallel=True)
     assert layout == StudentLayout(4, 2, 3, True)
-    assert layout.describe() == "sharded over 2 ranks, 2 copies; each rank keeps 1/2 of both heads"
+    assert layout.describe() == "sharded over 2 ranks, 2 replicas; each rank keeps 1/2 of both heads"
 
 
 def test_a_collective_outlasts_the_wait_for_a_teacher():

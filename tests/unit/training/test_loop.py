@@ -36,7 +36,7 @@ def run_of(policy: str, shelf: Shelf):
     config = Config()
     config.train.on_save_error = policy
     said: list[str] = []
-    progress = SimpleNamespace(say=said.append)
+    progress = SimpleNamespace(log=said.append)
     return SimpleNamespace(
         config=config, checkpointer=shelf, progress=progress, module=None, optimizer=None, identity={}, done=0
     ), said
@@ -94,7 +94,7 @@ def advised(shares, depth=3):
     config = Config()
     config.transport.ring_depth = depth
     run = loop.Training(
-        config, None, None, None, None, None, {}, None, None, SimpleNamespace(say=said.append), None, None
+        config, None, None, None, None, None, {}, None, None, SimpleNamespace(log=said.append), None, None
     )
     for step, (stall, idle) in enumerate(shares, start=1):
         run.done = step * loop._STEPS_BETWEEN_ADVICE

@@ -1,4 +1,4 @@
-"""The teacher, loaded and proved: its head is what the model itself uses, and packed documents stay apart."""
+"""The teacher, loaded and verified: its head is what the model itself uses, and packed documents stay apart."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from disaggkd_cli.models.packing import decide_packing, verify_packing
 
 
 @dataclass(frozen=True)
-class ProvenTeacher:
-    """A teacher without its head, which has been proved and is not used where only hidden states are computed.
+class VerifiedTeacher:
+    """A teacher without its head, which has been verified and is not used where only hidden states are computed.
 
     Attributes:
         source: where it was read from.
@@ -40,19 +40,19 @@ class ProvenTeacher:
         return f"teacher.model {self.source.name}"
 
 
-def load_proven_teacher(
+def load_verified_teacher(
     config: Config,
     device: torch.device,
     *,
-    prove_packing: bool = True,
+    check_packing: bool = True,
     keep_head: Callable[[int], tuple[int, int]] | None = None,
-) -> ProvenTeacher:
-    """Load `teacher.model` in `teacher.dtype`, move it to `device`, prove its split, and let go of its head.
+) -> VerifiedTeacher:
+    """Load `teacher.model` in `teacher.dtype`, move it to `device`, verify its split, and let go of its head.
 
     Args:
         config: the run.
-        device: where it is to be proved.
-        prove_packing: prove also, where this run packs documents, that they do not see each other.
+        device: where it is to be verified.
+        check_packing: verify also, where this run packs documents, that they do not see each other.
         keep_head: from V_t to `(start, stop)`, the ids whose part of the head is copied and returned; by default
             nothing is kept, and an untied head gives its memory back.
 
@@ -67,7 +67,7 @@ def load_proven_teacher(
         set_attention(model, attention, "teacher.attention")
     head = head_of(model)
     verify_split(model, head, f"teacher.model {source.name}")
-    set_attention(model, attention, "teacher.attention")  # one that needs a GPU, when the proof was on the CPU
+    set_attention(model, attention, "teacher.attention")  # one that needs a GPU, when it was verified on the CPU
     vocabulary, width = head.weight.shape
     kept = None
     if keep_head is not None:
@@ -75,15 +75,15 @@ def load_proven_teacher(
         bias = None if part.bias is None else part.bias.clone()
         kept = Head(part.weight.clone(), bias, part.scale, part.softcap)
         del part
-    proven = ProvenTeacher(source, backbone_of(model), vocabulary, width, kept)
+    teacher = VerifiedTeacher(source, backbone_of(model), vocabulary, width, kept)
     del model, head
-    if prove_packing:
-        prove_packed_documents(config, proven)
-    return proven
+    if check_packing:
+        verify_packed_documents(config, teacher)
+    return teacher
 
 
-def prove_packed_documents(config: Config, teacher: ProvenTeacher) -> None:
-    """Prove, where this run packs documents into rows, that the teacher keeps them apart.
+def verify_packed_documents(config: Config, teacher: VerifiedTeacher) -> None:
+    """Verify, where this run packs documents into rows, that the teacher keeps them apart.
 
     Raises:
         UserError: it does not.
