@@ -8,9 +8,10 @@ once) around a store in a process of its own, and measures
   linked   until every student is linked with as many teachers as it keeps, through the same code as in a run,
   load     processor time of the store's process a second in the state afterwards, and what each operation costs it,
   student  processor seconds of the busiest student rank until it was linked with these.
-With --no-links students and teachers only announce, beat and poll, as they do between links. First of all it measures
-the cost of single operations, alone and from many clients at once. All figures are of one machine: its cores are
-shared by the store and by all ranks, so times until linked are upper bounds of what a network of machines needs.
+With --no-links students and teachers only announce, send heartbeats and poll, as they do between links. First of all
+it measures the cost of single operations, alone and from many clients at once. All figures are of one machine: its
+cores are shared by the store and by all ranks, so times until linked are upper bounds of what a network of machines
+needs.
 """
 
 from __future__ import annotations
@@ -164,7 +165,7 @@ def teacher_rank(endpoint: str, index: int, links: bool, start: object, end: obj
     number, last = rendezvous.announce_teacher(store, identity), time.monotonic()
     while not end.is_set():
         if time.monotonic() - last >= rendezvous.HEARTBEAT_SECONDS:
-            rendezvous.beat(store, number)
+            rendezvous.record_heartbeat(store, number)
             last = time.monotonic()
         rendezvous.new_invitations(store, number, 0)
         rendezvous.student_end(store)

@@ -14,7 +14,7 @@ from disaggkd_cli.transport.identity import Identity
 from disaggkd_cli.transport.merge import merge_requests, split_states
 from disaggkd_cli.transport.meter import BusyMeter
 from disaggkd_cli.transport.protocol import Header, Kind, Request
-from disaggkd_cli.transport.teacher_link import Asked, Reply, TeacherLink
+from disaggkd_cli.transport.teacher_link import PendingRequest, Reply, TeacherLink
 from disaggkd_cli.transport.wire import encode_payload, needs_no_buffer, payload_bytes, wire_code
 
 MOST_FAILURES = 3
@@ -23,11 +23,11 @@ failed merged ones it stops merging."""
 
 
 @dataclass(frozen=True)
-class Turn:
+class ScheduledRequest:
     """A request whose turn it is: the link that it came over, and the link's send buffer that its reply may use."""
 
     link: TeacherLink
-    asked: Asked
+    pending: PendingRequest
     buffer: int
 
 
@@ -48,7 +48,7 @@ class Answerer:
         device: torch.device,
         merge_tokens: int,
         faults: Faults,
-        say: Callable[[str], None],
+        log: Callable[[str], None],
     ):
         self.merge_tokens = merge_tokens
         self.meter = BusyMeter()
@@ -57,11 +57,11 @@ class Answerer:
         self._identity = identity
         self._forward = forward
         self._device, self._cuda = device, cuda_of(device)
-        self._say = say
+        self._log = log
         self._faults = faults
         self._merge_failures = 0
 
-    def answer(self, group: Sequence[Turn]) -> Iterator[tuple[Turn, Reply]]:
+    def answer(self, group: Sequence[ScheduledRequest]) -> Iterator[tuple[ScheduledRequest, Reply]]:
         """Yield the reply to each turn of a group, as soon as it is there; a failed forward's is an ERROR.
 
         A forward of several requests that fails is done again one request at a time.
@@ -73,7 +73,7 @@ class Answerer:
                 for turn, payload in zip(group, payloads, strict=True):
                     yield turn, self._ready(turn, payload)
                 return
-            self._say(
+            self._log(
                 f"{self._identity.role}: a forward of {len(group)} requests together failed, "
                 f"each is done alone: {self.last_error}"
             )
@@ -82,19 +82,19 @@ class Answerer:
             payloads = self._attempt([turn])
             if payloads is None:
                 self.failures += 1
-                request_id = turn.asked.request.request_id
-                self._say(f"{self._identity.role}: forward of request {request_id} failed: {self.last_error}")
-                yield turn, Reply(turn.asked.header, text=self.last_error.encode())
+                request_id = turn.pending.request.request_id
+                self._log(f"{self._identity.role}: forward of request {request_id} failed: {self.last_error}")
+                yield turn, Reply(turn.pending.header, text=self.last_error.encode())
             else:
                 self.failures = 0
                 yield turn, self._ready(turn, payloads[0])
 
-    def _attempt(self, group: Sequence[Turn]) -> list[Tensor] | None:
+    def _attempt(self, group: Sequence[ScheduledRequest]) -> list[Tensor] | None:
         """Return the payload of each turn after one forward of all; None when something raised."""
         self.meter.begin()
         self.forwards += 1
         try:
-            requests = [turn.asked.request for turn in group]
+            requests = [turn.pending.request for turn in group]
             merged = merge_requests(requests) if len(requests) > 1 else requests[0]
             states = self._faults.at_forward(self._forward(merged))
             expected = (merged.num_rows, self._identity.hidden_size)
@@ -111,13 +111,13 @@ class Answerer:
         finally:
             self.meter.end()
 
-    def _encode(self, turn: Turn, states: Tensor) -> Tensor:
+    def _encode(self, turn: ScheduledRequest, states: Tensor) -> Tensor:
         name = self._identity.wire_dtype
         size = 0 if needs_no_buffer(states, name, self._device) else payload_bytes(*states.shape, name)
         return encode_payload(states, name, turn.link.buffer_of(turn.buffer, size))
 
-    def _ready(self, turn: Turn, payload: Tensor) -> Reply:
-        header, request = turn.asked.header, turn.asked.request
+    def _ready(self, turn: ScheduledRequest, payload: Tensor) -> Reply:
+        header, request = turn.pending.header, turn.pending.request
         self.requests += 1
         self.rows += request.num_rows
         ready = Header(
@@ -137,7 +137,7 @@ class Answerer:
         self._merge_failures += 1
         if self._merge_failures >= MOST_FAILURES:
             self.merge_tokens = 0
-            self._say(
+            self._log(
                 f"{self._identity.role}: merging requests is off from here on, since {self._merge_failures} merged "
                 "forwards in a row failed; lower teacher.merge_tokens"
             )

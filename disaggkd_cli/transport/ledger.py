@@ -1,6 +1,6 @@
 """Which request is where: pure bookkeeping, without threads, sockets or clocks. The pool calls it under its lock.
 
-A *lane* is the ring of one consumer: `depth` slots and an order of delivery. An entry goes
+A *consumer* is one ring: `depth` slots and an order of delivery. An entry goes
 `waiting` (has a slot, no link) -> `requested` (on a link, under a fresh ticket) -> `receiving` -> `ready` -> `in use`,
 and its slot is free again on release. A slot belongs to its entry throughout, and an entry leaves a dead link only
 when the pool reports the link down, which it does after the link's receive call has returned: no transfer can write
@@ -33,7 +33,7 @@ class State(enum.Enum):
 class Entry:
     """One request from admission to release. `slot` is None for a request without rows, which needs none."""
 
-    lane: int
+    consumer: int
     order: int
     request_id: int
     work: int
@@ -43,11 +43,11 @@ class Entry:
     link: int | None = None
     ticket: int = 0
     rejections: int = 0
-    shunned: int | None = None
+    avoided_link: int | None = None
 
 
 @dataclass
-class _Lane:
+class _Consumer:
     depth: int
     free: list[int]
     entries: deque[Entry] = field(default_factory=deque)
@@ -63,44 +63,44 @@ class _LinkLoad:
 
 
 class Ledger:
-    """All lanes and links of one student rank."""
+    """All consumers and links of one student rank."""
 
     def __init__(self) -> None:
-        self._lanes: dict[int, _Lane] = {}
+        self._consumers: dict[int, _Consumer] = {}
         self._links: dict[int, _LinkLoad] = {}
         self._tickets = itertools.count(1)
-        self._lane_numbers = itertools.count()
+        self._consumer_numbers = itertools.count()
         self._waiting: deque[Entry] = deque()
 
-    def open_lane(self, depth: int) -> int:
-        """Return the number of a new lane with `depth` free slots."""
+    def open_consumer(self, depth: int) -> int:
+        """Return the number of a new consumer with `depth` free slots."""
         if depth < 1:
             raise ValueError("a ring has at least one slot")
-        lane = next(self._lane_numbers)
-        self._lanes[lane] = _Lane(depth, list(range(depth)))
-        return lane
+        consumer = next(self._consumer_numbers)
+        self._consumers[consumer] = _Consumer(depth, list(range(depth)))
+        return consumer
 
-    def close_lane(self, lane: int) -> None:
-        """Forget a lane: what waits is dropped, what is on a link is dropped when it arrives."""
-        closing = self._lanes.pop(lane)
+    def close_consumer(self, consumer: int) -> None:
+        """Forget a consumer: what waits is dropped, what is on a link is dropped when it arrives."""
+        closing = self._consumers.pop(consumer)
         for entry in closing.entries:
             if entry.state is State.WAITING:
                 self._waiting.remove(entry)
             entry.state = State.DROPPED
 
-    def has_credit(self, lane: int) -> bool:
+    def has_credit(self, consumer: int) -> bool:
         """Return whether a request may be admitted now: a slot is free, and fewer than `depth` wait to be taken."""
-        ring = self._lanes[lane]
+        ring = self._consumers[consumer]
         return bool(ring.free) and len(ring.entries) < ring.depth
 
-    def admit(self, lane: int, request_id: int, work: int, needs_slot: bool = True, content: Any = None) -> Entry:
-        """Take a request in, next in the lane's order of delivery.
+    def admit(self, consumer: int, request_id: int, work: int, needs_slot: bool = True, content: Any = None) -> Entry:
+        """Take a request in, next in the consumer's order of delivery.
 
         A request that needs no slot (it has no rows) is ready at once.
         """
-        ring = self._lanes[lane]
+        ring = self._consumers[consumer]
         slot = ring.free.pop(0) if needs_slot else None
-        entry = Entry(lane, ring.admitted, request_id, max(1, work), slot, content)
+        entry = Entry(consumer, ring.admitted, request_id, max(1, work), slot, content)
         ring.admitted += 1
         ring.entries.append(entry)
         if needs_slot:
@@ -138,7 +138,7 @@ class Ledger:
 
         def finish(item: tuple[int, _LinkLoad]) -> tuple[bool, float, int]:
             link, load = item
-            return (link == entry.shunned, (load.work + entry.work) * (load.seconds_per_work or mean), link)
+            return (link == entry.avoided_link, (load.work + entry.work) * (load.seconds_per_work or mean), link)
 
         link, load = min(self._links.items(), key=finish)
         entry.state, entry.link, entry.ticket = State.REQUESTED, link, next(self._tickets)
@@ -172,7 +172,7 @@ class Ledger:
         entry = self._settle(link, ticket)
         if entry.state is not State.DROPPED:
             entry.rejections += 1
-            entry.shunned = link
+            entry.avoided_link = link
             self._wait_again(entry)
         return entry
 
@@ -182,9 +182,9 @@ class Ledger:
         old = load.seconds_per_work
         load.seconds_per_work = seconds_per_work if old is None else 0.8 * old + 0.2 * seconds_per_work
 
-    def take(self, lane: int) -> Entry | None:
-        """Return the next entry in the lane's order, now in use; None while it is not ready."""
-        ring = self._lanes[lane]
+    def take(self, consumer: int) -> Entry | None:
+        """Return the next entry in the consumer's order, now in use; None while it is not ready."""
+        ring = self._consumers[consumer]
         if not ring.entries or ring.entries[0].state is not State.READY:
             return None
         entry = ring.entries.popleft()
@@ -195,7 +195,7 @@ class Ledger:
 
     def release(self, entry: Entry) -> None:
         """Free the slot of an entry that was in use. Releasing twice does nothing."""
-        ring = self._lanes.get(entry.lane)
+        ring = self._consumers.get(entry.consumer)
         if ring is not None and ring.in_use.pop(entry.order, None) is not None:
             ring.free.append(entry.slot)
 
@@ -203,13 +203,13 @@ class Ledger:
         """Return how many tickets are open on a link."""
         return len(self._links[link].tickets) if link in self._links else 0
 
-    def count(self, lane: int, *states: State) -> int:
-        """Return how many entries of a lane that have not been taken are in one of `states`."""
-        return sum(entry.state in states for entry in self._lanes[lane].entries)
+    def count(self, consumer: int, *states: State) -> int:
+        """Return how many entries of a consumer that have not been taken are in one of `states`."""
+        return sum(entry.state in states for entry in self._consumers[consumer].entries)
 
-    def occupied(self, lane: int) -> int:
-        """Return how many slots of a lane are not free."""
-        ring = self._lanes[lane]
+    def occupied(self, consumer: int) -> int:
+        """Return how many slots of a consumer are not free."""
+        ring = self._consumers[consumer]
         return ring.depth - len(ring.free)
 
     def _settle(self, link: int, ticket: int) -> Entry:
@@ -229,4 +229,4 @@ class Ledger:
 
 
 def _age(entry: Entry) -> tuple[int, int]:
-    return (entry.order, entry.lane)
+    return (entry.order, entry.consumer)

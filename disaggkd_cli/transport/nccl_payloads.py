@@ -64,7 +64,7 @@ class NcclPayloads:
         self._name = name
         self._timeout = timeout
         self._stream = cuda.stream()
-        self._look_stream = cuda.stream()
+        self._inspect_stream = cuda.stream()
         self._closing = threading.Event()
         self._guard = threading.Lock()
         self._in_flight = False
@@ -89,10 +89,10 @@ class NcclPayloads:
     def received(self, slot: Slot, size: int) -> Tensor:
         return slot.buffer[:size]
 
-    def looking(self) -> AbstractContextManager:
-        return self._cuda.on(self._look_stream)
+    def inspecting(self) -> AbstractContextManager:
+        return self._cuda.on(self._inspect_stream)
 
-    def hand_over(self, slot: Slot, size: int) -> None:
+    def commit(self, slot: Slot, size: int) -> None:
         """The bytes are in the slot already, and `filled` was recorded behind them."""
 
     def close(self) -> None:
@@ -281,7 +281,7 @@ def _probe(channel: NcclPayloads, side: int, cuda: Cuda) -> None:
         channel.start(slot.buffer).wait()
         return
     channel.start_receive(slot, _PROBE_BYTES)
-    with channel.looking():
+    with channel.inspecting():
         if not torch.equal(slot.buffer.cpu(), pattern):
             raise LinkLost("the probe arrived damaged")
 

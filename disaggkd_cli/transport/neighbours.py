@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable
 from disaggkd_cli.config.links import groups_of_ranks
 
 LOOK_SECONDS = 30.0
-"""Between two looks at the beats of all teachers; several beats of a living one lie between them."""
+"""Between two readings of all teachers' heartbeats; a living one has several between them."""
 LOOKS_PER_SECOND = 5000
-"""At the beats of teachers, by all student ranks together: with very many of both they look less often."""
+"""Readings of teachers' heartbeats, by all student ranks together: with very many of both they look less often."""
 
 
 def neighbouring(teachers: Iterable[int], rank: int, ranks: int, links: int) -> set[int]:
@@ -40,25 +40,25 @@ class Neighbourhood:
     def __init__(self, rank: int, ranks: int, links: int):
         self.most = 2 * links
         self._rank, self._ranks, self._links = rank, ranks, links
-        self._beats: dict[int, int] = {}
+        self._heartbeats: dict[int, int] = {}
         self._silent: set[int] = set()
         self._looked_at = time.monotonic()
 
-    def of(self, announced: Iterable[int], sign_of_life: Callable[[int], int]) -> set[int]:
+    def of(self, announced: Iterable[int], heartbeat_count: Callable[[int], int]) -> set[int]:
         """Return the numbers of the teachers to be linked with.
 
         Where not all of them are, the dead do not count: they never withdraw, and would thin the groups out.
 
         Args:
             announced: numbers of all teachers that have not withdrawn.
-            sign_of_life: from a number to that teacher's counter of beats; asked now and then only.
+            heartbeat_count: from a number to that teacher's counter of heartbeats; called now and then only.
         """
         numbers = set(announced)
         if len(numbers) < self.most or self._ranks == 1:
             return numbers
         pause = max(LOOK_SECONDS, len(numbers) * self._ranks / LOOKS_PER_SECOND)
         if time.monotonic() - self._looked_at >= pause:
-            beats = {number: sign_of_life(number) for number in numbers}
-            self._silent = {number for number, beat in beats.items() if beat == self._beats.get(number)}
-            self._beats, self._looked_at = beats, time.monotonic()
+            heartbeats = {number: heartbeat_count(number) for number in numbers}
+            self._silent = {number for number, count in heartbeats.items() if count == self._heartbeats.get(number)}
+            self._heartbeats, self._looked_at = heartbeats, time.monotonic()
         return neighbouring(numbers - self._silent, self._rank, self._ranks, self._links)

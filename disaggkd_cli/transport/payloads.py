@@ -2,7 +2,7 @@
 buffers, or (`nccl_payloads`) straight between two GPUs.
 
 The teacher's sending thread calls `stage` and `start`; the student's receiving thread `start_receive`, and its thread
-for arrivals waits for that and calls `received` and `hand_over`. A payload's receive is started only after its READY
+for arrivals waits for that and calls `received` and `commit`. A payload's receive is started only after its READY
 has been validated, whatever the channel.
 """
 
@@ -49,12 +49,12 @@ class PayloadChannel(Protocol):
         """
 
     def received(self, slot: Slot, size: int) -> Tensor:
-        """Return what has been received, to be looked at under `looking()`."""
+        """Return what has been received, to be looked at under `inspecting()`."""
 
-    def looking(self) -> AbstractContextManager:
+    def inspecting(self) -> AbstractContextManager:
         """Return the context in which kernels that look at a payload run beside the trainer's."""
 
-    def hand_over(self, slot: Slot, size: int) -> None:
+    def commit(self, slot: Slot, size: int) -> None:
         """Put the payload, once verified, where the trainer reads it, without waiting for it to be there."""
 
     def close(self) -> None:
@@ -78,15 +78,15 @@ class HostPayloads:
         return self._pair.start_send(staged, Tag.PAYLOAD, "a payload")
 
     def start_receive(self, slot: Slot, size: int) -> Transfer:
-        return self._pair.start_receive(slot.landing[:size], Tag.PAYLOAD, "a payload")
+        return self._pair.start_receive(slot.host_buffer[:size], Tag.PAYLOAD, "a payload")
 
     def received(self, slot: Slot, size: int) -> Tensor:
-        return slot.landing[:size]
+        return slot.host_buffer[:size]
 
-    def looking(self) -> AbstractContextManager:
+    def inspecting(self) -> AbstractContextManager:
         return nullcontext()
 
-    def hand_over(self, slot: Slot, size: int) -> None:
+    def commit(self, slot: Slot, size: int) -> None:
         """The bytes are in the slot already."""
 
     def close(self) -> None:
@@ -125,8 +125,8 @@ class StagedPayloads(HostPayloads):
             raise LinkLost(f"{self._pair.name}: a payload was not copied to the host in {self._pair.timeout:g} s")
         return buffer[:size]
 
-    def hand_over(self, slot: Slot, size: int) -> None:
+    def commit(self, slot: Slot, size: int) -> None:
         with self._cuda.on(self._stream):
             self._stream.wait_event(slot.free)
-            self._cuda.copy(slot.buffer[:size], slot.landing[:size])
+            self._cuda.copy(slot.buffer[:size], slot.host_buffer[:size])
             slot.filled.record(self._stream)

@@ -26,8 +26,8 @@ from disaggkd_cli.transport.rendezvous import (
     announced_teachers,
     begin_student,
     end_student,
+    heartbeat_count,
     roster_version,
-    sign_of_life,
     store_endpoint,
 )
 from disaggkd_cli.transport.student_link import StudentLink, TeacherRecord
@@ -165,7 +165,7 @@ class TeacherPool:
             try:
                 end_student(self._store, reason.name.lower())
             except RuntimeError as error:
-                self.say(f"could not leave word at the rendezvous: {error}")
+                self.log(f"could not leave word at the rendezvous: {error}")
         for link in links:
             link.hang_up(reason if self.leader else StopReason.LINK_CLOSED)
         deadline = time.monotonic() + _FAREWELL_SECONDS
@@ -176,7 +176,7 @@ class TeacherPool:
             self._await_departures(deadline)
 
     def _await_departures(self, deadline: float) -> None:
-        """Wait until no announced teacher gives a sign of life any more."""
+        """Wait until no announced teacher has a heartbeat any more."""
         known = {number: record.identity for number, record in self._records.items()}
         seen: dict[int, tuple[int, float]] = {}
         try:
@@ -185,21 +185,21 @@ class TeacherPool:
                 waiting = False
                 for number in announced_teachers(self._store, known):
                     before, since = seen.get(number, (-1, now))
-                    alive = sign_of_life(self._store, number)
+                    alive = heartbeat_count(self._store, number)
                     seen[number] = (alive, since if before == alive else now)
                     waiting |= now - seen[number][1] < 2 * HEARTBEAT_SECONDS
                 if not waiting:
                     return
                 time.sleep(0.05)
         except RuntimeError as error:
-            self.say(f"the rendezvous went before the teachers: {str(error).splitlines()[0]}")
+            self.log(f"the rendezvous went before the teachers: {str(error).splitlines()[0]}")
 
     # What links and rings call
 
     def next_link_number(self) -> int:
         return next(self._link_numbers)
 
-    def say(self, line: str) -> None:
+    def log(self, line: str) -> None:
         """Record an event and pass it on."""
         self.events.append(line)
         if self._on_event is not None:
@@ -221,7 +221,7 @@ class TeacherPool:
             self.changed.notify_all()
         again = " again" if link.record.joined > 1 else ""
         way = f", its payloads over {link.record.backend}" if self.cuda else ""
-        self.say(f"{link.record.identity.role} joined{again}{way}; {len(self._links)} linked")
+        self.log(f"{link.record.identity.role} joined{again}{way}; {len(self._links)} linked")
         if self._closing:
             link.hang_up(StopReason.LINK_CLOSED)
 
@@ -242,7 +242,7 @@ class TeacherPool:
             moved = f"; its {len(orphans)} open requests go to others" if orphans else ""
             verb = "lost" if was_up else "refused" if link.record.blocked else "did not link with"
             blocked = f"; {link.record.blocked}" if link.record.blocked and link.record.blocked != cause else ""
-            self.say(f"{verb} {link.record.identity.role}: {cause}{blocked}{moved}; {len(self._links)} linked")
+            self.log(f"{verb} {link.record.identity.role}: {cause}{blocked}{moved}; {len(self._links)} linked")
 
     def dispatch(self) -> None:
         """Hand waiting requests to links. The caller holds `changed`."""
@@ -266,7 +266,7 @@ class TeacherPool:
                 self.fail(RunError(f"request {entry.request_id} failed {entry.rejections} times, the last: {error}"))
             self.dispatch()
             self.changed.notify_all()
-        self.say(f"bad reply, asked for again: {error}")
+        self.log(f"bad reply, asked for again: {error}")
 
     # Discovery
 
@@ -281,23 +281,23 @@ class TeacherPool:
                     for number, identity in roster.items():
                         if number not in self._records:
                             self._admit(TeacherRecord(number, identity))
-                wanted = self._neighbourhood.of(roster, lambda number: sign_of_life(self._store, number))
+                wanted = self._neighbourhood.of(roster, lambda number: heartbeat_count(self._store, number))
                 self._seek(sorted(wanted if self._links else roster))
                 self._let_go(wanted)
             except (RuntimeError, RunError) as error:
-                self.say(f"the rendezvous no longer answers, no further teacher can join: {str(error).splitlines()[0]}")
+                self.log(f"the rendezvous no longer answers, no further teacher can join: {str(error).splitlines()[0]}")
                 return
             self._closed.wait(_DISCOVERY_SECONDS)
 
     def _seek(self, numbers: list[int]) -> None:
-        """Form links to those of these teachers that have none and give signs of life."""
+        """Form links to those of these teachers that have none and have a heartbeat."""
         for number in numbers:
             record = self._records[number]
             if record.linked or record.blocked or not _is_due(record, time.monotonic()):
                 continue
             record.looked_at = time.monotonic()
             if record.lost_at is not None:
-                alive = sign_of_life(self._store, number)
+                alive = heartbeat_count(self._store, number)
                 if record.alive_at_loss is None:
                     record.alive_at_loss = alive
                 if alive == record.alive_at_loss:
@@ -326,7 +326,7 @@ class TeacherPool:
         except IncompatiblePeer as error:
             record.refused, record.blocked = True, str(error)
             self._refused_at = time.monotonic()
-            self.say(f"refused {record.identity.role}: {error}")
+            self.log(f"refused {record.identity.role}: {error}")
         with self.changed:
             self._records[record.number] = record
 
@@ -339,7 +339,7 @@ class TeacherPool:
 
 
 def _is_due(record: TeacherRecord, now: float) -> bool:
-    """Whether to look for a teacher's signs of life: less and less often the longer it has been gone."""
+    """Whether to read a teacher's heartbeats: less and less often the longer it has been gone."""
     if record.lost_at is None:
         return True
     pause = min(_LONGEST_PAUSE_SECONDS, (now - record.lost_at) / 10)

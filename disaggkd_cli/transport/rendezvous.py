@@ -4,7 +4,7 @@ Keys (all under `disaggkd/`):
   `teachers`                    how many teacher ranks ever announced themselves; the next one's number
   `changes`                     a counter that a teacher advances when it has announced itself or withdrawn
   `teacher/N/identity`          JSON of its Identity
-  `teacher/N/alive`             a counter that the teacher advances every `HEARTBEAT_SECONDS`
+  `teacher/N/alive`             heartbeats: a counter that the teacher advances every `HEARTBEAT_SECONDS`
   `teacher/N/invitations`       how many links it was ever invited to
   `teacher/N/invitation/M`      JSON of the student's Identity; the link is `teacher/N/link/M`, its generation M
   `teacher/N/accepted/M`        set by the teacher, which then forms the link
@@ -92,13 +92,13 @@ def announce_teacher(store: dist.Store, identity: Identity) -> int:
     """Announce a teacher rank and return its number."""
     number = store.add(_ROOT + "teachers", 1) - 1
     store.set(f"{_ROOT}teacher/{number}/identity", identity.encode())
-    beat(store, number)
+    record_heartbeat(store, number)
     store.add(_ROOT + "changes", 1)
     return number
 
 
-def beat(store: dist.Store, number: int) -> None:
-    """Advance the teacher's sign of life."""
+def record_heartbeat(store: dist.Store, number: int) -> None:
+    """Advance the teacher's counter of heartbeats."""
     store.add(f"{_ROOT}teacher/{number}/alive", 1)
 
 
@@ -113,8 +113,8 @@ def roster_version(store: dist.Store) -> int:
     return store.add(_ROOT + "changes", 0)
 
 
-def sign_of_life(store: dist.Store, number: int) -> int:
-    """Return a teacher's counter of beats."""
+def heartbeat_count(store: dist.Store, number: int) -> int:
+    """Return a teacher's counter of heartbeats."""
     return store.add(f"{_ROOT}teacher/{number}/alive", 0)
 
 

@@ -20,7 +20,7 @@ from disaggkd_cli.transport.ledger import Entry, State
 from disaggkd_cli.transport.pool import TeacherPool
 from disaggkd_cli.transport.protocol import Request, request_body, request_header
 from disaggkd_cli.transport.slots import make_slots
-from disaggkd_cli.transport.student_link import Order
+from disaggkd_cli.transport.student_link import OutgoingRequest
 from disaggkd_cli.transport.wire import WIRE_DTYPES, decode_payload, payload_bytes
 
 
@@ -93,7 +93,7 @@ class HiddenStateRing:
         self._stall_seconds = 0.0
         self._received_bytes = 0
         with pool.changed:
-            self._lane = pool.ledger.open_lane(depth)
+            self._consumer = pool.ledger.open_consumer(depth)
         self._feeder = threading.Thread(target=self._feed, name="ring feeder", daemon=True)
         self._feeder.start()
 
@@ -110,10 +110,10 @@ class HiddenStateRing:
         with pool.changed:
             if self._closed:
                 raise RunError("the ring is closed")
-            self._fill_sum += pool.ledger.count(self._lane, State.READY) / self.depth
+            self._fill_sum += pool.ledger.count(self._consumer, State.READY) / self.depth
             self._takes += 1
-            while (entry := pool.ledger.take(self._lane)) is None:
-                if self._exhausted and not pool.ledger.count(self._lane, *State):
+            while (entry := pool.ledger.take(self._consumer)) is None:
+                if self._exhausted and not pool.ledger.count(self._consumer, *State):
                     self._takes -= 1
                     raise RequestsExhausted("the ring's requests have all been taken")
                 pool.check()
@@ -121,16 +121,16 @@ class HiddenStateRing:
             pool.changed.notify_all()
         stall = time.monotonic() - begun
         self._stall_seconds += stall
-        order: Order = entry.content
-        self._received_bytes += order.payload_bytes
-        rows = order.request.num_rows
-        if order.slot is not None:
-            order.slot.open_for_reading()
-            hidden = decode_payload(order.slot.buffer[: order.payload_bytes], rows, self.width, self.dtype)
+        outgoing: OutgoingRequest = entry.content
+        self._received_bytes += outgoing.payload_bytes
+        rows = outgoing.request.num_rows
+        if outgoing.slot is not None:
+            outgoing.slot.open_for_reading()
+            hidden = decode_payload(outgoing.slot.buffer[: outgoing.payload_bytes], rows, self.width, self.dtype)
         else:
             dtype = torch.bfloat16 if self.dtype == "float8" else WIRE_DTYPES[self.dtype]
             hidden = torch.empty(0, self.width, dtype=dtype, device=self._slots[0].buffer.device)
-        return Lease(self, entry, order.request, hidden, stall)
+        return Lease(self, entry, outgoing.request, hidden, stall)
 
     def __iter__(self) -> Iterator[Lease]:
         while True:
@@ -161,7 +161,7 @@ class HiddenStateRing:
             if self._closed:
                 return
             self._closed = True
-            self._pool.ledger.close_lane(self._lane)
+            self._pool.ledger.close_consumer(self._consumer)
             self._pool.changed.notify_all()
         self._feeder.join(timeout=5.0)
 
@@ -177,7 +177,7 @@ class HiddenStateRing:
         try:
             while True:
                 with pool.changed:
-                    pool.changed.wait_for(lambda: self._closed or pool.ledger.has_credit(self._lane))
+                    pool.changed.wait_for(lambda: self._closed or pool.ledger.has_credit(self._consumer))
                     if self._closed:
                         return
                 try:
@@ -193,9 +193,9 @@ class HiddenStateRing:
                     if self._closed:
                         return
                     needs_slot = request.num_rows > 0
-                    entry = pool.ledger.admit(self._lane, request.request_id, request.num_tokens, needs_slot)
+                    entry = pool.ledger.admit(self._consumer, request.request_id, request.num_tokens, needs_slot)
                     slot = self._slots[entry.slot] if needs_slot else None
-                    entry.content = Order(request, header, body, slot, self.width, self.dtype)
+                    entry.content = OutgoingRequest(request, header, body, slot, self.width, self.dtype)
                     pool.dispatch()
                     pool.changed.notify_all()
         except Exception as error:  # whatever the iterator raised is raised again where the trainer takes

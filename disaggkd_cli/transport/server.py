@@ -17,7 +17,7 @@ from torch import Tensor
 
 from disaggkd_cli.addresses import resolve_bind
 from disaggkd_cli.errors import RunError, UserError
-from disaggkd_cli.transport.answers import MOST_FAILURES, Answerer, Turn
+from disaggkd_cli.transport.answers import MOST_FAILURES, Answerer, ScheduledRequest
 from disaggkd_cli.transport.backends import cuda_of, describe_device
 from disaggkd_cli.transport.connections import StoreConnections
 from disaggkd_cli.transport.faults import Faults
@@ -26,14 +26,14 @@ from disaggkd_cli.transport.protocol import Header, Kind, Request, StopReason
 from disaggkd_cli.transport.rendezvous import (
     HEARTBEAT_SECONDS,
     announce_teacher,
-    beat,
     new_invitations,
+    record_heartbeat,
     store_endpoint,
     student_end,
     withdraw_teacher,
 )
 from disaggkd_cli.transport.send_buffers import MOST_REPLIES, SendBuffers
-from disaggkd_cli.transport.teacher_link import SEND_BUFFERS, Asked, TeacherLink
+from disaggkd_cli.transport.teacher_link import SEND_BUFFERS, PendingRequest, TeacherLink
 from disaggkd_cli.transport.turns import next_group
 
 _WATCH_SECONDS = 0.1
@@ -73,7 +73,7 @@ def serve(
 
     Args:
         connect: opens the rendezvous store (`open_store(...)`); called again when the store vanished with its host.
-        identity: what this teacher says of itself; `hidden_size` and `wire_dtype` define the payload.
+        identity: who this teacher is; `hidden_size` and `wire_dtype` define the payload.
         forward: Request -> hidden states [R, H_t] of its rows, finite, any float dtype, on any device; a tensor that
             stays unchanged afterwards, since it may be sent from where it lies.
         timeout: seconds for any one transfer (`transport.timeout`), the same on both sides.
@@ -141,7 +141,7 @@ class TeacherServer:
         self._alone_since = time.monotonic()
         self.faults = Faults(identity.role)
         self._answerer = Answerer(
-            identity, forward, device=device, merge_tokens=merge_tokens, faults=self.faults, say=self._say
+            identity, forward, device=device, merge_tokens=merge_tokens, faults=self.faults, log=self._log
         )
 
     def run(self, stop: threading.Event) -> Served:
@@ -164,7 +164,7 @@ class TeacherServer:
         finally:
             self._leave(watcher)
 
-    def _next(self, stop: threading.Event) -> tuple[list[Turn], str]:
+    def _next(self, stop: threading.Event) -> tuple[list[ScheduledRequest], str]:
         """Wait for requests whose turn it is, of links that have free send buffers, or for the reason to end."""
         with self.changed:
             while True:
@@ -178,7 +178,9 @@ class TeacherServer:
                 if group:
                     self._turn = group[0] + 1
                     links = [self._links[index] for index in group]
-                    return [Turn(link, link.asked.popleft(), link.free_buffers.popleft()) for link in links], ""
+                    return [
+                        ScheduledRequest(link, link.pending.popleft(), link.free_buffers.popleft()) for link in links
+                    ], ""
                 if not self._links:
                     if self._ended:
                         return [], self._ended
@@ -192,7 +194,7 @@ class TeacherServer:
         with self.changed:
             self._links.append(link)
             self._ended = ""
-        self._say(f"{self.identity.role} serves {link.student.role}; {len(self._links)} linked")
+        self._log(f"{self.identity.role} serves {link.student.role}; {len(self._links)} linked")
         if self._leaving:
             link.hang_up(StopReason.TEACHER_LEAVING)
 
@@ -211,7 +213,7 @@ class TeacherServer:
                 cause = f"it ended the link ({stop.name.lower().replace('_', ' ')})"
             self.changed.notify_all()
         if cause and not self._leaving:
-            self._say(f"{self.identity.role} lost {link.student.role}: {cause}; {len(self._links)} linked")
+            self._log(f"{self.identity.role} lost {link.student.role}: {cause}; {len(self._links)} linked")
 
     def fail(self, error: Exception) -> None:
         """End serving with `error`."""
@@ -219,9 +221,9 @@ class TeacherServer:
             self._failure = self._failure or error
             self.changed.notify_all()
 
-    def enqueue(self, link: TeacherLink, asked: Asked) -> None:
+    def enqueue(self, link: TeacherLink, pending: PendingRequest) -> None:
         with self.changed:
-            link.asked.append(asked)
+            link.pending.append(pending)
             self.changed.notify_all()
 
     def buffer_free(self, link: TeacherLink, buffer: int) -> None:
@@ -231,16 +233,16 @@ class TeacherServer:
             self.changed.notify_all()
 
     def ping(self, link: TeacherLink) -> Header:
-        """Return a sign of life that says how long the current forward has run and how much waits."""
+        """Return a PING, which says how long the current forward has run and how much waits."""
         running = self._answerer.meter.running_seconds()
         busy_ms = max(1, round(1000 * running)) if running else 0
-        queued = len(link.asked) + SEND_BUFFERS - len(link.free_buffers)
+        queued = len(link.pending) + SEND_BUFFERS - len(link.free_buffers)
         return Header(Kind.PING, busy_ms=busy_ms, queued=queued, flags=round(1000 * self._answerer.meter.idle_share()))
 
     # The rendezvous
 
     def _watch(self) -> None:
-        store, connections, number, answered, last_beat = None, None, -1, 0, 0.0
+        store, connections, number, answered, last_heartbeat = None, None, -1, 0, 0.0
         lost_since = time.monotonic()
         while not self._leaving:
             try:
@@ -249,10 +251,10 @@ class TeacherServer:
                     connections = StoreConnections(store)
                     self.bind = resolve_bind(self._bind, store_endpoint(store))
                     number, answered = announce_teacher(store, self.identity), 0
-                    self._say(f"{self.identity.role} announced itself as number {number}")
-                if time.monotonic() - last_beat >= HEARTBEAT_SECONDS:
-                    beat(store, number)
-                    last_beat = time.monotonic()
+                    self._log(f"{self.identity.role} announced itself as number {number}")
+                if time.monotonic() - last_heartbeat >= HEARTBEAT_SECONDS:
+                    record_heartbeat(store, number)
+                    last_heartbeat = time.monotonic()
                 for generation, student in new_invitations(store, number, answered):
                     connection = connections.borrow()
                     if connection is None:
@@ -272,7 +274,7 @@ class TeacherServer:
                 return
             except (RuntimeError, RunError) as error:
                 if store is not None:
-                    self._say(f"{self.identity.role}: the rendezvous is gone, trying again for {self.student_wait:g} s")
+                    self._log(f"{self.identity.role}: the rendezvous is gone, trying again for {self.student_wait:g} s")
                 store = None
                 with self.changed:
                     if self._links:
@@ -286,7 +288,7 @@ class TeacherServer:
             try:
                 withdraw_teacher(store, number)
             except RuntimeError as error:
-                self._say(f"{self.identity.role}: could not withdraw from the rendezvous: {str(error).splitlines()[0]}")
+                self._log(f"{self.identity.role}: could not withdraw from the rendezvous: {str(error).splitlines()[0]}")
 
     def _leave(self, watcher: threading.Thread) -> None:
         with self.changed:
@@ -298,6 +300,6 @@ class TeacherServer:
         for thread in [*(link.thread for link in links), watcher]:
             thread.join(max(0.0, deadline - time.monotonic()))
 
-    def _say(self, line: str) -> None:
+    def _log(self, line: str) -> None:
         if self._on_event is not None:
             self._on_event(line)

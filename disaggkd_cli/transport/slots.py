@@ -26,18 +26,18 @@ class Slot:
     def __init__(self, buffer: Tensor, cuda: Cuda | None = None):
         self.buffer = buffer
         self._cuda = cuda
-        self._landing: Tensor | None = None
+        self._host_buffer: Tensor | None = None
         self.filled = cuda.event() if cuda else None
         self.free = cuda.event() if cuda else None
 
     @property
-    def landing(self) -> Tensor:
+    def host_buffer(self) -> Tensor:
         """Host memory where gloo puts the bytes: the slot itself, or a page-locked mirror of a slot on a GPU."""
         if self._cuda is None:
             return self.buffer
-        if self._landing is None:
-            self._landing = self._cuda.host_buffer(self.buffer.numel())
-        return self._landing
+        if self._host_buffer is None:
+            self._host_buffer = self._cuda.host_buffer(self.buffer.numel())
+        return self._host_buffer
 
     def is_free(self, seconds: float) -> bool:
         """Return whether the kernels that read the slot last are done within so many seconds."""

@@ -45,7 +45,7 @@ FORGIVEN_AFTER = 1000
 
 
 @dataclass
-class Order:
+class OutgoingRequest:
     """A request as the links need it: encoded once, with the slot its reply goes into."""
 
     request: Request
@@ -66,7 +66,7 @@ class TeacherRecord:
     """What the student rank knows about one teacher rank; outlives its links.
 
     Attributes:
-        lost_at: when its last link ended; `alive_at_loss`: its counter of beats at the first look after that.
+        lost_at: when its last link ended; `alive_at_loss`: its counter of heartbeats at the first look after that.
         looked_at: when that counter was last read.
     """
 
@@ -206,12 +206,12 @@ class StudentLink:
                 if isinstance(item, StopReason):
                     link.send_header(Header(Kind.STOP, flags=item))
                     return
-                order: Order = item.content
-                while not order.slot.is_free(PING_SECONDS):
+                outgoing: OutgoingRequest = item.content
+                while not outgoing.slot.is_free(PING_SECONDS):
                     link.send_header(Header(Kind.PING))
                 self._sent_at[item.ticket] = time.monotonic()
-                link.send_header(order_header(order, item.ticket))
-                link.send_request_body(order.body)
+                link.send_header(outgoing_header(outgoing, item.ticket))
+                link.send_request_body(outgoing.body)
         except LinkLost:
             # The receiving thread sees the same broken pair and ends the link.
             link.close()
@@ -236,9 +236,9 @@ class StudentLink:
 
     def _receive_reply(self, link: Link, header: Header) -> None:
         entry = self.pool.arriving(self, header.ticket)
-        order: Order = entry.content
-        check_ready(header, order)
-        self._arriving.put((header, entry, link.payloads.start_receive(order.slot, order.payload_bytes)))
+        outgoing: OutgoingRequest = entry.content
+        check_ready(header, outgoing)
+        self._arriving.put((header, entry, link.payloads.start_receive(outgoing.slot, outgoing.payload_bytes)))
 
     def _arrival_loop(self, link: Link) -> None:
         # A thread of its own, so that the next READY is looked at and its receive started while this payload travels,
@@ -258,17 +258,17 @@ class StudentLink:
             self.pool.fail(error)
 
     def _verify(self, payloads: PayloadChannel, header: Header, entry: Entry) -> None:
-        order: Order = entry.content
+        outgoing: OutgoingRequest = entry.content
         now = time.monotonic()
-        self.record.received_bytes += order.payload_bytes
+        self.record.received_bytes += outgoing.payload_bytes
         seconds = now - max(self._last_reply, self._sent_at.pop(header.ticket, now))
         self._last_reply = now
-        with payloads.looking():
-            problem = payload_problem(header, payloads.received(order.slot, order.payload_bytes), order)
+        with payloads.inspecting():
+            problem = payload_problem(header, payloads.received(outgoing.slot, outgoing.payload_bytes), outgoing)
         if problem:
             self._strike(entry, CorruptPayload(f"{self.record.identity.role}: request {entry.request_id}: {problem}"))
             return
-        payloads.hand_over(order.slot, order.payload_bytes)
+        payloads.commit(outgoing.slot, outgoing.payload_bytes)
         self.record.good_in_a_row += 1
         if self.record.good_in_a_row >= FORGIVEN_AFTER:
             self.record.strikes = 0
@@ -296,37 +296,37 @@ class StudentLink:
             raise LinkLost(f"{self._name}: the teacher says it is idle, but owes a reply for more than {limit:g} s")
 
 
-def order_header(order: Order, ticket: int) -> Header:
-    """Return the REQUEST header of an order under a fresh ticket."""
-    return replace(order.header, ticket=ticket)
+def outgoing_header(outgoing: OutgoingRequest, ticket: int) -> Header:
+    """Return the REQUEST header of an outgoing request under a fresh ticket."""
+    return replace(outgoing.header, ticket=ticket)
 
 
-def check_ready(header: Header, order: Order) -> None:
-    """Return quietly when READY announces exactly what the order's slot expects.
+def check_ready(header: Header, outgoing: OutgoingRequest) -> None:
+    """Return quietly when READY announces exactly what the outgoing request's slot expects.
 
     Raises:
         ProtocolError: names the field with both values. The payload is then never received.
     """
     expected = {
-        "request_id": order.request.request_id,
-        "rows": order.request.num_rows,
-        "width": order.width,
-        "dtype": wire_code(order.dtype),
-        "token_hash": order.header.token_hash,
-        "body_bytes": order.payload_bytes,
+        "request_id": outgoing.request.request_id,
+        "rows": outgoing.request.num_rows,
+        "width": outgoing.width,
+        "dtype": wire_code(outgoing.dtype),
+        "token_hash": outgoing.header.token_hash,
+        "body_bytes": outgoing.payload_bytes,
     }
     for name, value in expected.items():
         if getattr(header, name) != value:
             raise ProtocolError(
-                f"the reply to request {order.request.request_id} announces {name.replace('_', ' ')} "
+                f"the reply to request {outgoing.request.request_id} announces {name.replace('_', ' ')} "
                 f"{getattr(header, name)}, the student expects {value}"
             )
 
 
-def payload_problem(header: Header, payload: Tensor, order: Order) -> str:
+def payload_problem(header: Header, payload: Tensor, outgoing: OutgoingRequest) -> str:
     """Return what is wrong with a received payload, or an empty text."""
     if header.checksum and payload_checksum(payload) != header.checksum:
         return "the payload's checksum is wrong"
-    if not payload_is_finite(payload, header.rows, header.width, order.dtype):
+    if not payload_is_finite(payload, header.rows, header.width, outgoing.dtype):
         return "the hidden states are not finite"
     return ""

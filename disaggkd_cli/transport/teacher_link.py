@@ -1,4 +1,4 @@
-"""One link as the teacher lives it: a thread that receives requests, and one that sends replies and signs of life."""
+"""One link as the teacher lives it: a thread that receives requests, and one that sends replies and heartbeats."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SEND_BUFFERS = 2
 
 
 @dataclass(frozen=True)
-class Asked:
+class PendingRequest:
     """A request with the header it came under."""
 
     header: Header
@@ -72,7 +72,7 @@ class TeacherLink:
     ):  # fmt: skip
         self.server = server
         self.student = student
-        self.asked: deque[Asked] = deque()
+        self.pending: deque[PendingRequest] = deque()
         self.outbox: queue.SimpleQueue[Reply | StopReason | None] = queue.SimpleQueue()
         self.free_buffers: deque[int] = deque(range(SEND_BUFFERS))
         self.thread = threading.Thread(target=self._live, name=f"link to {student.role}", daemon=True)
@@ -164,7 +164,7 @@ class TeacherLink:
             header = link.receive_header()
             if header.kind is Kind.REQUEST:
                 body = link.receive_request_body(request_integers(header))
-                self.server.enqueue(self, Asked(header, decode_request(header, body)))
+                self.server.enqueue(self, PendingRequest(header, decode_request(header, body)))
             elif header.kind is Kind.STOP:
                 return stop_reason(header)
             elif header.kind is not Kind.PING:

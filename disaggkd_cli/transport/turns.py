@@ -17,7 +17,7 @@ def next_in_turn(links: Sequence[TeacherLink], turn: int) -> int | None:
     """
     for offset in range(len(links)):
         index = (turn + offset) % len(links)
-        if links[index].asked and links[index].free_buffers:
+        if links[index].pending and links[index].free_buffers:
             return index
     return None
 
@@ -32,16 +32,16 @@ def next_group(links: Sequence[TeacherLink], turn: int, merge_tokens: int) -> li
     first = next_in_turn(links, turn)
     if first is None:
         return []
-    leader = links[first].asked[0].request
+    leader = links[first].pending[0].request
     group, taken, tokens = [first], Counter([first]), leader.num_tokens
     index, passed_over = first, 0
     while passed_over < len(links):
         index = (index + 1) % len(links)
         link, position = links[index], taken[index]
         passed_over += 1
-        if position >= min(len(link.asked), len(link.free_buffers)):
+        if position >= min(len(link.pending), len(link.free_buffers)):
             continue
-        request = link.asked[position].request
+        request = link.pending[position].request
         if request.input_ids.shape[1] == leader.input_ids.shape[1] and tokens + request.num_tokens <= merge_tokens:
             group.append(index)
             taken[index] += 1

@@ -370,6 +370,6 @@ def test_a_wait_for_an_event_is_bounded_and_ends_early_when_the_peer_is_gone():
 def test_slots_are_one_piece_aligned_and_not_shared():
     slots = make_slots(3, 100)
     assert [slot.buffer.numel() for slot in slots] == [128] * 3
-    assert all(slot.buffer.data_ptr() % 64 == 0 and slot.landing is slot.buffer for slot in slots)
+    assert all(slot.buffer.data_ptr() % 64 == 0 and slot.host_buffer is slot.buffer for slot in slots)
     (on_gpu,) = make_slots(1, WIDTH, FakeCuda())
-    assert on_gpu.landing is on_gpu.landing is not on_gpu.buffer
+    assert on_gpu.host_buffer is on_gpu.host_buffer is not on_gpu.buffer

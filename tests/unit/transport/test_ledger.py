@@ -26,7 +26,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def start_student(self):
         """A fresh student process that resumes from its checkpoint: all links are new, the ledger is empty."""
         self.ledger = Ledger()
-        self.lane = self.ledger.open_lane(self.depth)
+        self.consumer = self.ledger.open_consumer(self.depth)
         self.next_request = self.saved_cursor
         self.entries = {}
         self.on_link = {}
@@ -37,9 +37,9 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(rows=st.integers(0, 3))
     def admit(self, rows):
-        if not self.ledger.has_credit(self.lane):
+        if not self.ledger.has_credit(self.consumer):
             return
-        entry = self.ledger.admit(self.lane, self.next_request, 10 + rows, needs_slot=rows > 0)
+        entry = self.ledger.admit(self.consumer, self.next_request, 10 + rows, needs_slot=rows > 0)
         self.next_request += 1
         if entry.slot is not None:
             assert entry.slot not in self.slot_owner, "a slot was handed out twice"
@@ -119,7 +119,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule()
     def train_on_next(self):
-        entry = self.ledger.take(self.lane)
+        entry = self.ledger.take(self.consumer)
         if entry is not None:
             assert entry.request_id == len(self.trained), "out of order, lost or repeated"
             self.trained.append(entry.request_id)
@@ -146,7 +146,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def never_more_than_depth(self):
         if not hasattr(self, "ledger"):
             return
-        assert self.ledger.occupied(self.lane) == len(self.slot_owner) <= self.depth
+        assert self.ledger.occupied(self.consumer) == len(self.slot_owner) <= self.depth
         assert len(self.on_link) <= self.depth
         assert sum(self.ledger.outstanding(link) for link in self.links) == len(self.on_link)
         assert self.trained == list(range(len(self.trained)))
@@ -163,11 +163,11 @@ class LedgerMachine(RuleBasedStateMachine):
         while (entry := self.ledger.assign()) is not None:
             self.ledger.arriving(99, entry.ticket)
             self.ledger.delivered(99, entry.ticket)
-        while (entry := self.ledger.take(self.lane)) is not None:
+        while (entry := self.ledger.take(self.consumer)) is not None:
             self.trained.append(entry.request_id)
             self.ledger.release(entry)
         assert self.trained == list(range(self.next_request))
-        assert self.ledger.occupied(self.lane) == 0
+        assert self.ledger.occupied(self.consumer) == 0
 
 
 LedgerMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
@@ -176,10 +176,10 @@ TestLedger = LedgerMachine.TestCase
 
 def ledger_with(depth, links):
     ledger = Ledger()
-    lane = ledger.open_lane(depth)
+    consumer = ledger.open_consumer(depth)
     for link in links:
         ledger.link_up(link)
-    return ledger, lane
+    return ledger, consumer
 
 
 def assign_all(ledger):
@@ -190,24 +190,24 @@ def assign_all(ledger):
 
 
 def test_requests_go_to_the_link_with_the_least_work_outstanding():
-    ledger, lane = ledger_with(6, [0, 1])
+    ledger, consumer = ledger_with(6, [0, 1])
     for number, work in enumerate([100, 10, 10, 10, 100]):
-        ledger.admit(lane, number, work)
+        ledger.admit(consumer, number, work)
     assert [entry.link for entry in assign_all(ledger)] == [0, 1, 1, 1, 1]
 
 
 def test_a_link_measured_as_slow_gets_fewer_requests():
-    ledger, lane = ledger_with(8, [0, 1])
+    ledger, consumer = ledger_with(8, [0, 1])
     ledger.measured(0, 3.0)
     ledger.measured(1, 1.0)
     for number in range(8):
-        ledger.admit(lane, number, 10)
+        ledger.admit(consumer, number, 10)
     assert sum(entry.link == 0 for entry in assign_all(ledger)) == 2
 
 
 def test_a_bad_reply_is_asked_for_again_elsewhere_when_there_is_an_elsewhere():
-    ledger, lane = ledger_with(1, [0, 1])
-    entry = ledger.admit(lane, 0, 10)
+    ledger, consumer = ledger_with(1, [0, 1])
+    entry = ledger.admit(consumer, 0, 10)
     for expected in (0, 1, 0):
         assert ledger.assign().link == expected
         ledger.arriving(entry.link, entry.ticket)
@@ -218,18 +218,18 @@ def test_a_bad_reply_is_asked_for_again_elsewhere_when_there_is_an_elsewhere():
 
 
 def test_a_run_of_requests_without_rows_is_pulled_no_further_than_depth():
-    ledger, lane = ledger_with(2, [])
+    ledger, consumer = ledger_with(2, [])
     for number in range(2):
-        assert ledger.has_credit(lane)
-        ledger.admit(lane, number, 10, needs_slot=False)
-    assert not ledger.has_credit(lane)
-    assert ledger.take(lane).request_id == 0
-    assert ledger.has_credit(lane)
+        assert ledger.has_credit(consumer)
+        ledger.admit(consumer, number, 10, needs_slot=False)
+    assert not ledger.has_credit(consumer)
+    assert ledger.take(consumer).request_id == 0
+    assert ledger.has_credit(consumer)
 
 
 def test_two_lanes_keep_their_own_slots_and_order():
     ledger, training = ledger_with(1, [0])
-    evaluation = ledger.open_lane(1)
+    evaluation = ledger.open_consumer(1)
     ledger.admit(training, 5, 10)
     ledger.admit(evaluation, 5, 10)
     assert not ledger.has_credit(training) and not ledger.has_credit(evaluation)
@@ -241,14 +241,14 @@ def test_two_lanes_keep_their_own_slots_and_order():
 
 
 def test_closing_a_lane_drops_what_waits_and_ignores_what_still_arrives():
-    ledger, lane = ledger_with(2, [0])
-    sent = ledger.admit(lane, 0, 10)
+    ledger, consumer = ledger_with(2, [0])
+    sent = ledger.admit(consumer, 0, 10)
     ledger.assign()
     ledger.link_down(0)
     ledger.link_up(0)
     ledger.assign()
-    ledger.admit(lane, 1, 10)
-    ledger.close_lane(lane)
+    ledger.admit(consumer, 1, 10)
+    ledger.close_consumer(consumer)
     assert ledger.assign() is None
     assert ledger.arriving(0, sent.ticket).state is State.DROPPED
     ledger.delivered(0, sent.ticket)
@@ -258,4 +258,4 @@ def test_closing_a_lane_drops_what_waits_and_ignores_what_still_arrives():
 
 def test_a_ring_has_at_least_one_slot():
     with pytest.raises(ValueError, match="at least one"):
-        Ledger().open_lane(0)
+        Ledger().open_consumer(0)

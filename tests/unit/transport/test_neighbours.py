@@ -37,17 +37,19 @@ def test_a_teacher_that_comes_moves_no_link_that_stays_in_the_neighbourhood(teac
 def test_the_dead_do_not_thin_the_groups_out(monkeypatch):
     now = [0.0]
     monkeypatch.setattr("disaggkd_cli.transport.neighbours.time.monotonic", lambda: now[0])
-    beats = dict.fromkeys(range(16), 0)
+    heartbeats = dict.fromkeys(range(16), 0)
     ours = Neighbourhood(rank=1, ranks=4, links=2)
-    assert ours.of(beats, beats.get) == {1, 5, 9, 13}
+    assert ours.of(heartbeats, heartbeats.get) == {1, 5, 9, 13}
     for _ in range(2):
         now[0] += LOOK_SECONDS
-        beats = {number: beat + (number < 3) for number, beat in beats.items()}
-        wanted = ours.of(beats, beats.get)
+        heartbeats = {number: count + (number < 3) for number, count in heartbeats.items()}
+        wanted = ours.of(heartbeats, heartbeats.get)
     assert wanted == {0, 1, 2}, "three are left alive, fewer than twice two links: all of them"
-    beats[7] += 1
+    heartbeats[7] += 1
     now[0] += LOOK_SECONDS
-    assert 7 in ours.of(beats, lambda number: beats[number] + (number < 3)), "a stopped one that goes on counts again"
+    assert 7 in ours.of(heartbeats, lambda number: heartbeats[number] + (number < 3)), (
+        "a stopped one that goes on counts again"
+    )
 
 
 def test_a_single_rank_links_to_all():

@@ -12,8 +12,10 @@ from disaggkd_cli.transport.turns import next_group, next_in_turn
 
 def student(*shapes, buffers=2):
     """A link on which requests of these (sequences, length) wait."""
-    asked = [SimpleNamespace(request=SimpleNamespace(input_ids=torch.empty(b, s), num_tokens=b * s)) for b, s in shapes]
-    return SimpleNamespace(asked=asked, free_buffers=[0] * buffers)
+    pending = [
+        SimpleNamespace(request=SimpleNamespace(input_ids=torch.empty(b, s), num_tokens=b * s)) for b, s in shapes
+    ]
+    return SimpleNamespace(pending=pending, free_buffers=[0] * buffers)
 
 
 def students(*backlogs):
@@ -26,7 +28,7 @@ def turns(links, count):
         chosen = next_in_turn(links, turn)
         order.append(chosen)
         if chosen is not None:
-            links[chosen].asked.pop()
+            links[chosen].pending.pop()
             turn = chosen + 1
     return order
 
@@ -85,15 +87,15 @@ def test_a_group_fits_and_leaves_out_nothing_that_would(case, merge_tokens):
     group = next_group(links, turn, merge_tokens)
     assert group[:1] == [index for index in [next_in_turn(links, turn)] if index is not None]
     taken = Counter(group)
-    requests = [asked.request for index, count in taken.items() for asked in links[index].asked[:count]]
+    requests = [waiting.request for index, count in taken.items() for waiting in links[index].pending[:count]]
     tokens = sum(request.num_tokens for request in requests)
     assert len({request.input_ids.shape[1] for request in requests}) <= 1
     assert len(group) <= 1 or tokens <= merge_tokens
     for index, link in enumerate(links):
-        able = min(len(link.asked), len(link.free_buffers))
+        able = min(len(link.pending), len(link.free_buffers))
         assert taken[index] <= able
         if group and taken[index] < able:
-            following = link.asked[taken[index]].request
+            following = link.pending[taken[index]].request
             same_length = following.input_ids.shape[1] == requests[0].input_ids.shape[1]
             assert not same_length or tokens + following.num_tokens > merge_tokens
 
@@ -107,5 +109,5 @@ def test_every_student_with_a_backlog_is_first_within_one_round(lengths, merge_t
         turn = group[0] + 1
         firsts.append(group[0])
         for index in group:
-            links[index].asked.pop(0)
+            links[index].pending.pop(0)
     assert firsts == 2 * list(range(len(links)))
