@@ -17,13 +17,18 @@ from disaggkd_cli.units import parse_bytes
 _AT_LEAST_ONE = (
     "teacher.replicas", "teacher.ranks_per_replica", "student.ranks", "student.replicate", "data.sequence_length",
     "train.steps", "train.micro_batch_sequences", "train.accumulation", "train.keep_checkpoints",
-    "transport.ring_depth", "transport.links_per_rank", "hardware.gpus_per_node",
+    "transport.ring_depth", "transport.links_per_rank",
 )  # fmt: skip
 _AT_LEAST_ZERO = (
     "seed", "teacher.merge_tokens", "loss.kd_weight", "loss.ce_weight", "train.learning_rate", "train.warmup_steps",
     "train.weight_decay", "train.clip_norm", "train.eval_every", "train.save_every", "transport.teacher_wait",
 )  # fmt: skip
-_ABOVE_ZERO = ("loss.temperature", "transport.timeout", "hardware.nic_gbps")
+_ABOVE_ZERO = ("loss.temperature", "transport.timeout")
+_WHERE_GIVEN = {
+    "hardware.gpus_per_node": 1, "hardware.nic_gbps": 0, "hardware.gpu_hour_price": 0,
+    "hardware.teacher_gpu_hour_price": 0,
+}  # fmt: skip
+"""The least values of keys that may be null."""
 
 
 def get(config: Config, key: str) -> Any:
@@ -88,6 +93,10 @@ def _ranges(config: Config) -> Iterator[str]:
     for key in _ABOVE_ZERO:
         if not get(config, key) > 0:
             yield f"{key}: {get(config, key)} must be above 0"
+    for key, least in _WHERE_GIVEN.items():
+        value = get(config, key)
+        if value is not None and not least <= value < float("inf"):
+            yield f"{key}: {value} must be a number, at least {least}"
     if not 0 <= config.loss.beta <= 1:
         yield f"loss.beta: {config.loss.beta} is outside 0 … 1"
     try:

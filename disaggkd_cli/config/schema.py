@@ -325,11 +325,11 @@ class HardwareConfig:
     gpu: str = "H100-SXM"
     """A name of the hardware catalogue."""
 
-    gpus_per_node: int = 8
-    """GPUs in one node."""
+    gpus_per_node: int | None = None
+    """GPUs in one node; null: as in the machine that the GPU usually comes in (the catalogue's)."""
 
-    nic_gbps: float = 400.0
-    """Network rate per GPU in Gbit/s."""
+    nic_gbps: float | None = None
+    """Network rate per GPU in Gbit/s; null: the catalogue's for the GPU; 0: no network, all runs on one node."""
 
     teacher_gpu: str | None = None
     """GPU of the teacher's nodes, when it differs from the student's."""
@@ -341,7 +341,12 @@ class HardwareConfig:
     """A YAML file written by `plan --calibrate`, with efficiencies measured on your own hardware."""
 
     gpu_hour_price: float | None = None
-    """Price of one GPU-hour, in any currency; the plan then shows cost."""
+    """Price of one hour of `hardware.gpu`, in any currency; the plan then shows cost and decides by it. null: the
+    catalogue's, if it has one."""
+
+    teacher_gpu_hour_price: float | None = None
+    """Price of one hour of `hardware.teacher_gpu`; null: as `hardware.gpu_hour_price` where both are one kind, else the
+    catalogue's."""
 
 
 @dataclass

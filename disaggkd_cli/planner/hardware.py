@@ -18,7 +18,11 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Gpu:
-    """One accelerator. Units are in the names; NVLink, PCIe and NIC rates are one direction, per GPU."""
+    """One accelerator. Units are in the names; NVLink, PCIe and NIC rates are one direction, per GPU.
+
+    `gpus_per_node` and `nic_gbps` are those of the machine that it usually comes in, `price_per_hour` is as of
+    `price_date`.
+    """
 
     name: str
     memory_gib: float
@@ -27,7 +31,11 @@ class Gpu:
     hbm_tb_per_s: float
     nvlink_gb_per_s: float = 0.0
     pcie_gb_per_s: float = 32.0
+    architecture: str = ""
+    gpus_per_node: int = 8
+    nic_gbps: float = 400.0
     price_per_hour: float | None = None
+    price_date: str | None = None
     unchecked: tuple[str, ...] = ()
 
     @property
@@ -118,7 +126,7 @@ def _gpu(name: str, entry: Any, source: str) -> Gpu:
     entry = _mapping(name, entry, Gpu, source)
     for key in ("memory_gib", "bf16_tflops", "matmul_tflops", "hbm_tb_per_s"):
         _positive(name, entry, key, source)
-    for key in ("nvlink_gb_per_s", "pcie_gb_per_s", "price_per_hour"):
+    for key in ("nvlink_gb_per_s", "pcie_gb_per_s", "nic_gbps", "price_per_hour"):
         if entry.get(key) is not None and not (_is_number(entry[key]) and entry[key] >= 0):
             raise UserError(f"{source}: {name}.{key}: {entry[key]!r} must be a number, at least 0")
     if entry["matmul_tflops"] > entry["bf16_tflops"]:
@@ -126,13 +134,22 @@ def _gpu(name: str, entry: Any, source: str) -> Gpu:
             f"{source}: {name}: matmul_tflops {entry['matmul_tflops']} is above its peak bf16_tflops "
             f"{entry['bf16_tflops']}"
         )
+    if "gpus_per_node" in entry:
+        _whole(name, entry, "gpus_per_node", source)
+    if entry.get("price_per_hour") is not None and not entry.get("price_date"):
+        raise UserError(f"{source}: {name}.price_per_hour: a price needs its price_date, such as 2026-01-31")
+    if entry.get("price_date") is not None:
+        entry = {**entry, "price_date": str(entry["price_date"])}
     return Gpu(name=name, **{**entry, "unchecked": tuple(entry.get("unchecked") or ())})
 
 
 def _node(name: str, entry: Any, source: str) -> Node:
     entry = _mapping(name, entry, Node, source)
-    for key in ("gpus_per_node", "nic_gbps"):
-        _positive(name, entry, key, source)
+    _whole(name, entry, "gpus_per_node", source)
+    if not (_is_number(entry.get("nic_gbps")) and entry["nic_gbps"] >= 0):
+        raise UserError(
+            f"{source}: {name}.nic_gbps: {entry.get('nic_gbps')!r} must be a number, at least 0 (0: one node)"
+        )
     return Node(**entry)
 
 
@@ -151,6 +168,12 @@ def _positive(name: str, entry: dict[str, Any], key: str, source: str) -> None:
         raise UserError(f"{source}: {name} lacks {key}")
     if not (_is_number(entry[key]) and entry[key] > 0):
         raise UserError(f"{source}: {name}.{key}: {entry[key]!r} must be a number above 0")
+
+
+def _whole(name: str, entry: dict[str, Any], key: str, source: str) -> None:
+    _positive(name, entry, key, source)
+    if entry[key] != int(entry[key]):
+        raise UserError(f"{source}: {name}.{key}: {entry[key]!r} must be a whole number")
 
 
 def _is_number(value: Any) -> bool:

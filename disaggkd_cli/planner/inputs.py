@@ -10,13 +10,13 @@ from disaggkd_cli.config import Config
 from disaggkd_cli.config.layers import expected_layers
 from disaggkd_cli.config.packing import separates_documents
 from disaggkd_cli.errors import UserError
+from disaggkd_cli.planner.cluster import cluster_of
 from disaggkd_cli.planner.constants import constant
-from disaggkd_cli.planner.hardware import Catalogue, load_catalogue
 from disaggkd_cli.planner.models import resolve_model
 from disaggkd_cli.planner.models.parameters import count_parameters
 from disaggkd_cli.planner.models.shapes import ModelShape
 from disaggkd_cli.planner.models.trained import adapter_parameters, trained_share
-from disaggkd_cli.planner.workload import Cluster, Efficiency, Workload, is_hybrid, is_sparse
+from disaggkd_cli.planner.workload import Efficiency, Workload, is_hybrid, is_sparse
 from disaggkd_cli.units import parse_bytes
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -39,14 +39,12 @@ def workload_of(config: Config, hardware: str | None = None, gpus: int | None = 
         raise UserError("teacher.model: missing; name the model to distil (a directory, a config.json, or a hub name)")
     teacher = resolve_model(config.teacher.model, "teacher.model")
     student = _student_shape(config, teacher)
-    catalogue = load_catalogue(config.hardware.catalogue)
-    cluster = _cluster(config, catalogue, hardware)
     share, layer_share, head_trained = _trained(config, student)
     on_cpu = config.launch.device == "cpu"
     return Workload(
         teacher=teacher,
         student=student,
-        cluster=cluster,
+        cluster=cluster_of(config, hardware),
         efficiency=_efficiency(config, teacher, student),
         teacher_bytes=_BYTES[config.teacher.dtype],
         student_bytes=_BYTES[config.student.dtype],
@@ -75,7 +73,6 @@ def workload_of(config: Config, hardware: str | None = None, gpus: int | None = 
         nccl_links=config.transport.backend != "gloo" and not on_cpu,
         delta_kernel="torch" if on_cpu else "fla",
         cached=config.teacher.cache is not None,
-        price_per_hour=config.hardware.gpu_hour_price or cluster.student_gpu.price_per_hour,
     )
 
 
@@ -98,25 +95,6 @@ def _student_shape(config: Config, teacher: ModelShape) -> ModelShape:
     if not name:
         raise UserError("student.model: missing; name the model to train, or give student.from_teacher.layers")
     return resolve_model(name, "student.from_config" if student.from_config else "student.model")
-
-
-def _cluster(config: Config, catalogue: Catalogue, hardware: str | None) -> Cluster:
-    section = config.hardware
-    gpu, per_node, nic = section.gpu, section.gpus_per_node, section.nic_gbps
-    if hardware is not None and hardware not in catalogue.gpus:
-        node = catalogue.node(hardware)
-        gpu, per_node, nic = node.gpu, node.gpus_per_node, node.nic_gbps
-    elif hardware is not None:
-        gpu = hardware
-    student_gpu = catalogue.gpu(gpu, "hardware.gpu")
-    teacher_name = gpu if hardware is not None or section.teacher_gpu is None else section.teacher_gpu
-    return Cluster(
-        student_gpu=student_gpu,
-        teacher_gpu=catalogue.gpu(teacher_name, "hardware.teacher_gpu"),
-        gpus_per_node=per_node,
-        nic_gb_per_s=nic / 8,
-        device="cpu" if config.launch.device == "cpu" else "cuda",
-    )
 
 
 def _efficiency(config: Config, teacher: ModelShape, student: ModelShape) -> Efficiency:

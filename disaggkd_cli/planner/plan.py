@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from disaggkd_cli.planner.constants import CONSTANTS, ERROR_BANDS, NOT_MODELLED
+from disaggkd_cli.planner.cost import Cost, cost_of
 from disaggkd_cli.planner.fit import Knob, fits, frontier, knobs, largest_teacher, roles_of, usable
 from disaggkd_cli.planner.flops import student_flops, teacher_flops
 from disaggkd_cli.planner.memory import RankMemory
@@ -14,7 +15,7 @@ from disaggkd_cli.planner.split import Split, ideal_ratio, splits
 from disaggkd_cli.planner.terms import Term
 from disaggkd_cli.planner.timing import Timing, colocated_timing, disaggregated_timing, recommended_ring_depth
 from disaggkd_cli.planner.traffic import Traffic, traffic
-from disaggkd_cli.planner.verdict import Verdict, decide, gpus_of, why_not
+from disaggkd_cli.planner.verdict import Verdict, decide, why_not
 from disaggkd_cli.planner.workload import MODES, Workload
 
 
@@ -35,7 +36,12 @@ class ModePlan:
 
     @property
     def gpus(self) -> int:
-        return gpus_of(self.work, self.mode)
+        return self.cost.gpus
+
+    @property
+    def cost(self) -> Cost:
+        """GPUs, GPU-hours and money of this mode at its speed."""
+        return cost_of(self.work, self.mode, self.timing.tokens_per_second)
 
 
 @dataclass(frozen=True)
@@ -136,6 +142,8 @@ def as_json(plan: Plan) -> dict[str, Any]:
             "teacher_gpu": work.cluster.teacher_gpu.name,
             "gpus_per_node": work.cluster.gpus_per_node,
             "nic_gbps": work.cluster.nic_gb_per_s * 8,
+            "gpu_hour_price": work.cluster.student_price,
+            "teacher_gpu_hour_price": work.cluster.teacher_price,
         },
         "micro_batch_tokens": work.micro_batch_tokens,
         "modes": {mode: _mode(one) for mode, one in plan.modes.items()},
@@ -167,7 +175,6 @@ def _model(work: Workload, side: str) -> dict[str, Any]:
 def _mode(one: ModePlan) -> dict[str, Any]:
     work, flow = one.work, traffic(one.work)
     apart = one.mode == "disaggregated_fused"
-    hours = 1e6 / one.timing.tokens_per_second / 3600 * one.gpus
     figures = {
         "fits": one.fits,
         "gpus": one.gpus,
@@ -195,7 +202,7 @@ def _mode(one: ModePlan) -> dict[str, Any]:
         "bottleneck": one.timing.bottleneck,
         "stall_share": one.timing.stall_share,
         "idle_share": one.timing.idle_share,
-        "gpu_hours_per_million_tokens": hours,
+        "gpu_hours_per_million_tokens": one.cost.gpu_hours(1e6),
         "max_micro_batch_tokens": one.max_micro_batch_tokens,
         "max_teacher_parameters": None
         if one.max_teacher_parameters == float("inf")
@@ -205,8 +212,9 @@ def _mode(one: ModePlan) -> dict[str, Any]:
         ],
         "why_not": one.why_not,
     }
-    if work.price_per_hour is not None:
-        figures["cost_per_million_tokens"] = hours * work.price_per_hour
+    if one.cost.per_hour is not None:
+        figures["cost_per_hour"] = one.cost.per_hour
+        figures["cost_per_million_tokens"] = one.cost.money(1e6)
     return figures
 
 

@@ -10,7 +10,7 @@ from disaggkd_cli.planner.constants import CONSTANTS, ERROR_BANDS, NOT_MODELLED
 from disaggkd_cli.planner.html_frontier import frontier_svg
 from disaggkd_cli.planner.memory import Phase
 from disaggkd_cli.planner.plan import ModePlan, Plan, figures
-from disaggkd_cli.planner.report_text import TITLES, per_second, teacher_text, tokens_text
+from disaggkd_cli.planner.report_text import TITLES, cost_text, per_second, teacher_text, tokens_text
 from disaggkd_cli.planner.traffic import collective_rate, link_rate
 from disaggkd_cli.units import format_bytes
 
@@ -81,7 +81,8 @@ def _card(plan: Plan, one: ModePlan) -> str:
         f'<p class="big {"yes" if one.fits else "no"}">{speed}</p>'
         f"<ul><li>{gpus}</li>{lines}{bottleneck}<li>largest micro-batch (tokens): "
         f"{tokens_text(one.max_micro_batch_tokens)}</li>"
-        f"<li>largest teacher: {teacher_text(one.max_teacher_parameters)}</li></ul></article>"
+        f"<li>largest teacher: {teacher_text(one.max_teacher_parameters)}</li>"
+        f"<li>a billion tokens: {escape(cost_text(one)) if one.fits else 'does not fit'}</li></ul></article>"
     )
 
 

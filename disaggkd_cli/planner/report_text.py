@@ -228,13 +228,23 @@ def _moves(plan: Plan) -> Text:
         text.append(
             ", ".join(f"{knob.change} -> {tokens_text(knob.max_micro_batch_tokens)}" for knob in best.knobs[:4]) + "\n"
         )
-    work, timing = best.work, best.timing
-    hours = 1e9 / timing.tokens_per_second / 3600
     text.append("a billion tokens: ", style="dim")
-    text.append(f"{format_seconds(hours * 3600)}, {hours * best.gpus:,.0f} GPU-hours")
-    if work.price_per_hour is not None:
-        text.append(f", {hours * best.gpus * work.price_per_hour:,.0f} at {work.price_per_hour:g} a GPU-hour")
+    text.append(cost_text(best))
     return text
+
+
+def cost_text(one: ModePlan) -> str:
+    """What a billion tokens take: time, GPU-hours, and money where prices are known."""
+    cost, cluster = one.cost, one.work.cluster
+    text = f"{format_seconds(cost.hours(1e9) * 3600)}, {cost.gpu_hours(1e9):,.0f} GPU-hours"
+    money = cost.money(1e9)
+    if money is None:
+        return text
+    prices = f"{cluster.student_price:g} a GPU-hour"
+    if cost.teacher_gpus and cluster.teacher_price != cluster.student_price:
+        prices = f"{cluster.student_price:g} (student) and {cluster.teacher_price:g} (teacher) a GPU-hour"
+    source = f"; {cluster.price_source}" if cluster.price_source else ""
+    return f"{text}, {money:,.0f} at {prices}{source}"
 
 
 def _small_print(work: Workload) -> Text:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from disaggkd_cli.planner.cost import comparable, cost_of
 from disaggkd_cli.planner.fit import overflowing, roles_of, smallest_remedy
 from disaggkd_cli.planner.memory import colocated_rank, student_rank
 from disaggkd_cli.planner.timing import Timing
@@ -27,13 +28,8 @@ class Verdict:
     reason: str
 
 
-def gpus_of(work: Workload, mode: str) -> int:
-    """GPUs that a mode takes."""
-    return work.student_ranks + (work.teacher_ranks if mode == "disaggregated_fused" else 0)
-
-
 def decide(modes: dict[str, tuple[Workload, bool, Timing]]) -> Verdict:
-    """Compare the fitting modes by tokens per GPU-hour.
+    """Compare the fitting modes by tokens for the same money, or per GPU-hour where a price is not known.
 
     Among modes that are as good as equal the guide decides: a small teacher with a student on one or two nodes stays
     colocated, which has fewer parts; a teacher of tens of billions of parameters, or a student across more nodes, goes
@@ -43,7 +39,9 @@ def decide(modes: dict[str, tuple[Workload, bool, Timing]]) -> Verdict:
     if not fitting:
         work, mode = modes["disaggregated_fused"][0], "disaggregated_fused"
         return Verdict(None, f"no mode fits; nearest is {_NAMES[mode]}: {why_not(work, mode)}")
-    rate = {mode: timing.tokens_per_second / gpus_of(work, mode) for mode, (work, _, timing) in fitting.items()}
+    costs = [cost_of(work, mode, timing.tokens_per_second) for mode, (work, _, timing) in fitting.items()]
+    rate = dict(zip(fitting, comparable(costs), strict=True))
+    measure = "tokens for the same money" if all(one.per_hour for one in costs) else "tokens per GPU-hour"
     best = max(rate, key=rate.get)
     near = stays_near(modes["colocated_fused"][0])
     order = ("colocated_fused", "disaggregated_fused", "colocated_full")
@@ -51,7 +49,7 @@ def decide(modes: dict[str, tuple[Workload, bool, Timing]]) -> Verdict:
         if rate.get(mode, 0.0) >= rate[best] * (1 - _CLOSE):
             best = mode
             break
-    return Verdict(best, _reason(best, modes, rate))
+    return Verdict(best, _reason(best, modes, rate, measure))
 
 
 def stays_near(work: Workload) -> bool:
@@ -79,15 +77,18 @@ def why_not(work: Workload, mode: str) -> str:
     return f"a {role} rank is {format_bytes(bytes_missing)} short in {phase.name}, chiefly {terms}{mend}"
 
 
-def _reason(best: str, modes: dict[str, tuple[Workload, bool, Timing]], rate: dict[str, float]) -> str:
+_Modes = dict[str, tuple[Workload, bool, Timing]]
+
+
+def _reason(best: str, modes: _Modes, rate: dict[str, float], measure: str) -> str:
     if best == "disaggregated_fused":
-        sentences = _why_apart(modes, rate)
+        sentences = _why_apart(modes, rate, measure)
     else:
-        sentences = _why_together(best, modes, rate)
+        sentences = _why_together(best, modes, rate, measure)
     return "; ".join([*sentences, f"the bottleneck is the {modes[best][2].bottleneck}"])
 
 
-def _why_apart(modes: dict[str, tuple[Workload, bool, Timing]], rate: dict[str, float]) -> list[str]:
+def _why_apart(modes: _Modes, rate: dict[str, float], measure: str) -> list[str]:
     colocated, fits, timing = modes["colocated_fused"]
     if not fits:
         return [f"colocated does not fit even with the fused loss: {why_not(colocated, 'colocated_fused')}"]
@@ -96,11 +97,11 @@ def _why_apart(modes: dict[str, tuple[Workload, bool, Timing]], rate: dict[str, 
         gathers = timing.bottleneck == "gathering the teacher's weights"
         slow = "a colocated teacher is gathered for every micro-batch, which takes longer than its forward"
         cause = slow if gathers else "teacher and student compute at the same time and each keeps its own memory"
-        return [f"{gain:.0%} more tokens per GPU-hour than colocated: {cause}"]
+        return [f"{gain:.0%} more {measure} than colocated: {cause}"]
     apart = modes["disaggregated_fused"][0]
     freed = colocated_rank(colocated, fused=True).peak_bytes - student_rank(apart).peak_bytes
     billions, nodes = colocated.teacher_parameters.total / 1e9, _nodes(apart)
-    sentences = [f"as many tokens per GPU-hour as colocated ({gain:+.0%})"]
+    sentences = [f"as many {measure} as colocated ({gain:+.0%})"]
     if freed > 0:
         sentences.append(f"{format_bytes(freed)} less on each student rank")
     size = f"a teacher of {billions:,.0f} billion parameters"
@@ -108,14 +109,14 @@ def _why_apart(modes: dict[str, tuple[Workload, bool, Timing]], rate: dict[str, 
     return sentences
 
 
-def _why_together(best: str, modes: dict[str, tuple[Workload, bool, Timing]], rate: dict[str, float]) -> list[str]:
+def _why_together(best: str, modes: _Modes, rate: dict[str, float], measure: str) -> list[str]:
     apart = "disaggregated_fused"
     if apart not in rate:
         sentences = [f"teachers apart do not fit: {why_not(modes[apart][0], apart)}"]
     else:
         gain = rate[apart] / rate[best] - 1
         why = "has fewer parts" if stays_near(modes[best][0]) else "leaves no GPU waiting"
-        sentences = [f"teachers apart would give {gain:+.0%} tokens per GPU-hour; sharing the student's ranks {why}"]
+        sentences = [f"teachers apart would give {gain:+.0%} {measure}; sharing the student's ranks {why}"]
     if best == "colocated_fused" and not modes["colocated_full"][1]:
         sentences.append("full logits do not fit")
     return sentences

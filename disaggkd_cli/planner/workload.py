@@ -18,13 +18,19 @@ MODES = ("colocated_full", "colocated_fused", "disaggregated_fused")
 
 @dataclass(frozen=True)
 class Cluster:
-    """Where it runs. `nic_gb_per_s` is one direction, per GPU."""
+    """Where it runs. `nic_gb_per_s` is one direction, per GPU; 0: there is no network, all runs on one node.
+
+    `student_price`, `teacher_price`: of one GPU-hour of each kind; None: unknown.
+    """
 
     student_gpu: Gpu
     teacher_gpu: Gpu
     gpus_per_node: int
     nic_gb_per_s: float
     device: str = "cuda"
+    student_price: float | None = None
+    teacher_price: float | None = None
+    price_source: str = ""
 
 
 @dataclass(frozen=True)
@@ -91,7 +97,6 @@ class Workload:
     delta_kernel: str = "fla"
     cached: bool = False
     optimizer_bytes: int = 8
-    price_per_hour: float | None = None
 
     @cached_property
     def teacher_parameters(self) -> Parameters:

@@ -6,7 +6,10 @@ import json
 
 import pytest
 
+from disaggkd_cli.config import Config
+from disaggkd_cli.config.schema import HardwareConfig
 from disaggkd_cli.errors import UserError
+from disaggkd_cli.planner.cluster import cluster_of
 from disaggkd_cli.planner.hardware import load_catalogue
 from disaggkd_cli.planner.models import load_preset, preset_names, resolve_model
 from disaggkd_cli.planner.models.families import model_shape
@@ -127,3 +130,32 @@ def test_nonsense_hardware_is_refused(tmp_path, entry, message):
     path.write_text(f"gpus:\n  X: {entry}\n")
     with pytest.raises(UserError, match=message):
         load_catalogue(str(path))
+
+
+def test_memory_is_what_the_driver_reports():
+    gpus = load_catalogue().gpus
+    mebibytes = {"B200-SXM": 183_359, "GB200": 189_471, "RTX5090": 32_607, "A6000": 49_140, "GH200-96": 97_871}
+    for name, total in {**mebibytes, "RTX-PRO-6000": 97_887, "L40S": 46_068}.items():
+        assert gpus[name].memory_gib == pytest.approx(total / 1024, abs=0.02), name
+
+
+def test_shipped_prices_have_a_date_and_none_is_invented():
+    assert all(gpu.price_per_hour is None or gpu.price_date for gpu in load_catalogue().gpus.values())
+
+
+def test_a_price_needs_its_date(tmp_path):
+    path = tmp_path / "mine.yaml"
+    entry = "memory_gib: 48, bf16_tflops: 100, matmul_tflops: 80, hbm_tb_per_s: 1, price_per_hour: 2"
+    path.write_text(f"gpus:\n  X: {{{entry}}}\n")
+    with pytest.raises(UserError, match="X.price_per_hour: a price needs its price_date"):
+        load_catalogue(str(path))
+    path.write_text(f"gpus:\n  X: {{{entry}, price_date: 2026-01-31}}\n")
+    assert load_catalogue(str(path)).gpus["X"].price_date == "2026-01-31"
+
+
+@pytest.mark.parametrize(("gpu", "nodes_of", "gbps"), [("RTX4090", 4, 2.5), ("H100-SXM", 8, 400), ("GH200-96", 1, 200)])
+def test_the_machine_follows_the_gpu(gpu, nodes_of, gbps):
+    cluster = cluster_of(Config(hardware=HardwareConfig(gpu=gpu)))
+    assert (cluster.gpus_per_node, cluster.nic_gb_per_s) == (nodes_of, gbps / 8)
+    own = cluster_of(Config(hardware=HardwareConfig(gpu=gpu, gpus_per_node=2, nic_gbps=100)))
+    assert (own.gpus_per_node, own.nic_gb_per_s) == (2, 12.5)

@@ -22,6 +22,7 @@ from disaggkd_cli.planner.fit import fits, frontier, largest_teacher, smallest_r
 from disaggkd_cli.planner.inputs import workload_of
 from disaggkd_cli.planner.models import resolve_model
 from disaggkd_cli.planner.plan import as_json, make_plan
+from disaggkd_cli.planner.report_html import render_html
 from disaggkd_cli.planner.split import ideal_ratio
 from disaggkd_cli.planner.sweep import parse_sweep
 from disaggkd_cli.planner.timing import recommended_ring_depth
@@ -392,3 +393,29 @@ def test_cold_start_is_reported(record_property):
     done = subprocess.run([sys.executable, "-c", code, config], capture_output=True, timeout=60, check=False)
     record_property("cold_seconds", time.perf_counter() - started)
     assert done.returncode == 0
+
+
+def test_each_kind_of_gpu_has_its_price(reference):
+    """A cheap teacher GPU is not an H100, and a price belongs to the GPU that it was given for."""
+    reference.hardware.gpu_hour_price = 3.0
+    reference.hardware.teacher_gpu, reference.hardware.teacher_gpu_hour_price = "A100-80-SXM", 1.0
+    plan = make_plan(workload_of(reference))
+    apart, together = plan.modes["disaggregated_fused"], plan.modes["colocated_fused"]
+    assert apart.cost.per_hour == 16 * 3.0 + 2 * 1.0
+    assert together.cost.per_hour == 16 * 3.0
+    page = render_html(plan)
+    assert "(student) and 1 (teacher) a GPU-hour" in page
+    other = workload_of(reference, "H200-SXM").cluster
+    assert (other.student_price, other.teacher_price) == (None, None)
+    reference.hardware.teacher_gpu_hour_price = None
+    assert make_plan(workload_of(reference)).modes["disaggregated_fused"].cost.per_hour is None
+
+
+def test_the_verdict_follows_the_price(reference):
+    """Teachers so dear that apart costs twice as much: together; so cheap that they cost nothing: apart."""
+    reference.hardware.gpu_hour_price, reference.hardware.teacher_gpu = 1.0, "H200-SXM"
+    reference.hardware.teacher_gpu_hour_price = 50.0
+    dear = make_plan(workload_of(reference)).verdict
+    assert dear.mode == "colocated_fused" and "for the same money" in dear.reason
+    reference.hardware.teacher_gpu_hour_price = 0.01
+    assert make_plan(workload_of(reference)).verdict.mode == "disaggregated_fused"
