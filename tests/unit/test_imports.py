@@ -13,7 +13,7 @@ LEVELS = [
     {"errors", "faults"},
     {"units", "addresses", "nodelist"},
     {"page"},
-    {"config"},
+    {"config", "layouts"},
     {"losses", "data"},
     {"models", "transport"},
     {"training"},

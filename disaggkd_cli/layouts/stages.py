@@ -1,0 +1,74 @@
+"""How the layers of a teacher are divided into the stages of a pipeline. No torch: plans and runs divide alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def divide_layers(
+    weights: Sequence[float], stages: int, *, before: float = 0.0, after: float = 0.0
+) -> tuple[tuple[int, int], ...]:
+    """Divide layers into consecutive runs so that the heaviest stage is as light as it can be.
+
+    Among the divisions whose heaviest stage is the lightest, the one whose squares of weights sum to least is taken,
+    so that the others are even too. Equal weights give the first stages the surplus layers.
+
+    Args:
+        weights: of each layer, in any unit (seconds, FLOPs, bytes).
+        stages: how many; each gets at least one layer.
+        before: what the first stage carries besides (embeddings).
+        after: what the last one carries besides.
+
+    Returns:
+        `(start, stop)` of each stage; together they are all layers, each once.
+
+    Raises:
+        ValueError: more stages than layers, none of either, or a negative weight.
+    """
+    count = len(weights)
+    if not 1 <= stages <= count:
+        raise ValueError(f"{count} layers cannot be divided into {stages} stages")
+    if min(*weights, before, after, 0.0) < 0:
+        raise ValueError("a layer weighs less than nothing")
+    sums = [0.0]
+    for weight in weights:
+        sums.append(sums[-1] + weight)
+
+    def load(stage: int, start: int, stop: int) -> float:
+        carried = sums[stop] - sums[start]
+        return carried + (before if stage == 0 else 0.0) + (after if stage == stages - 1 else 0.0)
+
+    # best[stop]: of all divisions of the layers up to `stop`, (heaviest stage, sum of squares, starts of its stages).
+    best: dict[int, tuple[float, float, tuple[int, ...]]] = {0: (0.0, 0.0, ())}
+    for stage in range(stages):
+        further: dict[int, tuple[float, float, tuple[int, ...]]] = {}
+        for stop in range(stage + 1, count - (stages - stage - 1) + 1):
+            found = []
+            for start, (heaviest, squares, starts) in best.items():
+                if start < stop:
+                    mine = load(stage, start, stop)
+                    found.append((max(heaviest, mine), squares + mine * mine, (*starts, start)))
+            further[stop] = min(found, key=lambda one: (_rounded(one[0]), _rounded(one[1]), [-s for s in one[2]]))
+        best = further
+    starts = best[count][2]
+    return tuple(zip(starts, (*starts[1:], count), strict=True))
+
+
+def heaviest(
+    weights: Sequence[float], division: Sequence[tuple[int, int]], *, before: float = 0.0, after: float = 0.0
+) -> float:
+    """Return the weight of the heaviest stage of a division."""
+    loads = [float(sum(weights[start:stop])) for start, stop in division]
+    loads[0] += before
+    loads[-1] += after
+    return max(loads)
+
+
+def describe(division: Sequence[tuple[int, int]]) -> str:
+    """Return a division in words, such as `layers 0-11 | 12-23`."""
+    return "layers " + " | ".join(f"{start}-{stop - 1}" if stop > start + 1 else str(start) for start, stop in division)
+
+
+def _rounded(value: float) -> float:
+    """Sums of the same layers differ in the last bits by the order of adding; such divisions count as equal."""
+    return float(f"{value:.12g}")

@@ -1,0 +1,53 @@
+"""Division of layers into stages, against trying them all."""
+
+import itertools
+import random
+
+import pytest
+
+from disaggkd_cli.layouts.stages import describe, divide_layers, heaviest
+
+
+def every_division(count: int, stages: int):
+    for cuts in itertools.combinations(range(1, count), stages - 1):
+        edges = (0, *cuts, count)
+        yield tuple(itertools.pairwise(edges))
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_no_division_is_lighter(seed):
+    generator = random.Random(seed)
+    count = generator.randint(1, 9)
+    stages = generator.randint(1, count)
+    weights = [generator.choice([1, 1, 2, 7, generator.random()]) for _ in range(count)]
+    ends = {"before": generator.choice([0, 3]), "after": generator.choice([0, 1.5])}
+    found = divide_layers(weights, stages, **ends)
+    assert found in list(every_division(count, stages))
+    best = min(heaviest(weights, other, **ends) for other in every_division(count, stages))
+    assert heaviest(weights, found, **ends) == pytest.approx(best, rel=1e-12)
+
+
+def test_equal_layers_are_dealt_evenly_and_the_surplus_goes_first():
+    assert divide_layers([1.0] * 10, 3) == ((0, 4), (4, 7), (7, 10))
+    assert divide_layers([0.1] * 12, 4) == ((0, 3), (3, 6), (6, 9), (9, 12))
+    assert divide_layers([1.0] * 4, 4) == ((0, 1), (1, 2), (2, 3), (3, 4))
+
+
+def test_what_the_ends_carry_counts():
+    assert divide_layers([1.0] * 6, 2, before=2.0) == ((0, 2), (2, 6))
+    assert divide_layers([1.0] * 6, 2, after=2.0) == ((0, 4), (4, 6))
+
+
+def test_many_layers_are_no_work():
+    division = divide_layers([1.0 + index % 3 for index in range(128)], 16)
+    assert len(division) == 16 and division[-1][1] == 128
+
+
+@pytest.mark.parametrize(("weights", "stages"), [([1.0, 1.0], 3), ([1.0], 0), ([1.0, -1.0], 1)])
+def test_what_cannot_be(weights, stages):
+    with pytest.raises(ValueError):
+        divide_layers(weights, stages)
+
+
+def test_words():
+    assert describe(((0, 12), (12, 13), (13, 24))) == "layers 0-11 | 12 | 13-23"
