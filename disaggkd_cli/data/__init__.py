@@ -1,6 +1,7 @@
 """Documents in, token batches with labels out: readers, masks, packing, splits, and a deterministic order."""
 
-from disaggkd_cli.data.batch import (
+from disaggkd_cli.data.layout.dataset import TokenizedDataset
+from disaggkd_cli.data.layout.micro_batch import (
     IGNORE,
     MicroBatch,
     Sequence,
@@ -10,15 +11,14 @@ from disaggkd_cli.data.batch import (
     lengths_by_row,
     position_ids_from_lengths,
 )
-from disaggkd_cli.data.bucketing import PAD_MULTIPLE, padded_tokens
-from disaggkd_cli.data.dataset import TokenizedDataset
-from disaggkd_cli.data.global_batches import GlobalBatch, global_batches
-from disaggkd_cli.data.load import Splits, load_splits
-from disaggkd_cli.data.order import sequence_indices
-from disaggkd_cli.data.progress import TextsProgress
-from disaggkd_cli.data.stream_order import StreamOrder
-from disaggkd_cli.data.streaming import StreamedDataset
-from disaggkd_cli.data.tokenizer import compare_vocabularies, load_tokenizer, tokenizer_fingerprint
+from disaggkd_cli.data.order.bucketing import PAD_MULTIPLE, padded_tokens
+from disaggkd_cli.data.order.global_batches import GlobalBatch, global_batches
+from disaggkd_cli.data.order.positions import StreamOrder
+from disaggkd_cli.data.order.shuffle import sequence_indices
+from disaggkd_cli.data.order.streaming import StreamedDataset
+from disaggkd_cli.data.reading_progress import TextsProgress
+from disaggkd_cli.data.splits import Splits, load_splits
+from disaggkd_cli.data.tokenise.vocabulary import compare_vocabularies, load_tokenizer, tokenizer_fingerprint
 
 __all__ = [
     "IGNORE",

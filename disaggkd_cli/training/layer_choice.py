@@ -18,7 +18,7 @@ import torch.distributed as dist
 from disaggkd_cli.config import Config
 from disaggkd_cli.config.layers import best_count, require_enough
 from disaggkd_cli.data import MicroBatch, TokenizedDataset, collate, global_batches
-from disaggkd_cli.data.cache import Cache, default_directory
+from disaggkd_cli.data.keep.cache import Cache, default_directory
 from disaggkd_cli.models import load_causal_lm, load_config, model_fingerprint, resolve_source
 from disaggkd_cli.models.choose_layers import best_layers
 from disaggkd_cli.models.load import DTYPES

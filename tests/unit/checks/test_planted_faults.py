@@ -55,7 +55,7 @@ def test_labels_shifted_in_the_data(config_of, monkeypatch):
     def own_token(input_ids, supervised):
         return input_ids.copy()
 
-    monkeypatch.setattr("disaggkd_cli.data.tokenized.next_token_labels", own_token)
+    monkeypatch.setattr("disaggkd_cli.data.layout.flat_documents.next_token_labels", own_token)
     assert "labels" in failed(config_of())
 
 
@@ -114,7 +114,7 @@ def test_positions_that_do_not_restart(config_of, monkeypatch):
     def running_on(document_lengths, sequence_length=None):
         return torch.arange(sum(document_lengths[0])).repeat(len(document_lengths), 1)
 
-    monkeypatch.setattr("disaggkd_cli.data.batch.position_ids_from_lengths", running_on)
+    monkeypatch.setattr("disaggkd_cli.data.layout.micro_batch.position_ids_from_lengths", running_on)
     assert "see each other" in failed(config_of(), "packing leak")["packing leak"].why
 
 

@@ -5,8 +5,7 @@ import json
 import pytest
 
 from disaggkd_cli.config import Config
-from disaggkd_cli.data import load_tokenizer
-from disaggkd_cli.data import progress as progress_module
+from disaggkd_cli.data import load_tokenizer, reading_progress
 from disaggkd_cli.training.texts import read_texts
 from tests.support.runs import TINY_TEACHER
 
@@ -56,9 +55,9 @@ def test_a_stream_remembers_in_the_run_directory(config, tmp_path):
 
 def test_progress_is_said_now_and_then(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr(progress_module.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(reading_progress.time, "monotonic", lambda: now[0])
     said = []
-    with progress_module.TextsProgress(said.append, bar=True) as progress:
+    with reading_progress.TextsProgress(said.append, bar=True) as progress:
         for documents in range(0, 1400, 100):
             now[0] += 1
             progress("tokenising data.train", documents, documents / 2000)

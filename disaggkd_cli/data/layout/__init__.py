@@ -1,0 +1,1 @@
+"""From tokenised documents to the sequences of both splits, and to micro-batches."""

@@ -1,0 +1,1 @@
+"""Which sequence is trained on when."""

@@ -1,0 +1,1 @@
+"""From documents to token ids and which of them count."""
