@@ -20,7 +20,7 @@ def check_memory(subject: Subject) -> CheckResult:
         work = workload_of(subject.config)
     except UserError as error:
         return not_applicable(f"there is no plan for these models: {error}")
-    train = subject.splits.train
+    train = subject.splits.train.sample
     work = work.with_(supervised=float(train.supervised_counts.sum()) / train.token_count)
     peaks = {role: memory.peak_bytes for role, memory in roles_of(work, plan_mode(subject.config)).items()}
     figures = ", ".join(f"{role} {format_bytes(peak)}" for role, peak in peaks.items())

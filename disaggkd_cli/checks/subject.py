@@ -166,7 +166,7 @@ def load_subject(config: Config, device: torch.device, log: Callable[[str], None
         teacher_tokenizer=teacher_tokenizer,
         tokenizer=tokenizer,
         splits=splits,
-        sequences=sample_sequences(splits.train, config.seed),
+        sequences=sample_sequences(splits.train.sample, config.seed),
         pack=pack,
         pack_reason=reason,
     )

@@ -26,7 +26,7 @@ def check_vocabulary(subject: Subject) -> CheckResult:
     sizes = (subject.teacher_head.weight.shape[0], head_of(subject.student).weight.shape[0])
     try:
         shared = compare_vocabularies(subject.teacher_tokenizer, subject.tokenizer)
-        for dataset in (subject.splits.train, subject.splits.evaluation):
+        for dataset in (subject.splits.train.sample, subject.splits.evaluation):
             largest = verify_ids(dataset.input_ids, dataset.labels, shared, sizes)
     except UserError as error:
         return CheckResult(FAIL, f"heads of {sizes[0]:,} and {sizes[1]:,} ids", str(error))
@@ -39,7 +39,7 @@ def check_vocabulary(subject: Subject) -> CheckResult:
 def check_labels(subject: Subject) -> CheckResult:
     """Compare every label of the data set, and of the sampled micro-batch, with the token that follows it."""
     checked = wrong = 0
-    for dataset in (subject.splits.train, subject.splits.evaluation):
+    for dataset in (subject.splits.train.sample, subject.splits.evaluation):
         some, bad = _wrong_labels(dataset)
         checked, wrong = checked + some, wrong + bad
     batch = subject.batch
@@ -94,7 +94,7 @@ def _teacher_loss(subject: Subject) -> tuple[float, float]:
 
 def check_masks(subject: Subject) -> CheckResult:
     """Take three samples to show what is supervised; refuse supervised padding and targets beyond a document's end."""
-    train = subject.splits.train
+    train = subject.splits.train.sample
     share = float(train.supervised_counts.sum()) / max(1, train.token_count)
     batch = subject.batch
     padded = 0

@@ -12,10 +12,9 @@ from disaggkd_cli.data.layout.micro_batch import (
     position_ids_from_lengths,
 )
 from disaggkd_cli.data.order.bucketing import PAD_MULTIPLE, padded_tokens
-from disaggkd_cli.data.order.global_batches import GlobalBatch, global_batches
 from disaggkd_cli.data.order.positions import StreamOrder
 from disaggkd_cli.data.order.shuffle import sequence_indices
-from disaggkd_cli.data.order.streaming import StreamedDataset
+from disaggkd_cli.data.order.training_texts import GlobalBatch, TrainingTexts
 from disaggkd_cli.data.reading_progress import TextsProgress
 from disaggkd_cli.data.splits import Splits, load_splits
 from disaggkd_cli.data.tokenise.vocabulary import compare_vocabularies, load_tokenizer, tokenizer_fingerprint
@@ -28,14 +27,13 @@ __all__ = [
     "Sequence",
     "Splits",
     "StreamOrder",
-    "StreamedDataset",
     "TextsProgress",
     "TokenizedDataset",
+    "TrainingTexts",
     "collate",
     "compare_vocabularies",
     "empty_micro_batch",
     "flatten_lengths",
-    "global_batches",
     "lengths_by_row",
     "load_splits",
     "load_tokenizer",

@@ -16,10 +16,11 @@ from disaggkd_cli.data.layout.flat_documents import TokenizedDocuments, join
 from disaggkd_cli.data.layout.rows import LONG_DOCUMENTS
 from disaggkd_cli.data.notes import Notes
 from disaggkd_cli.data.order.mixing import whole_weights
-from disaggkd_cli.data.order.streaming import StreamedSource, stream
+from disaggkd_cli.data.order.training_texts import TrainingTexts
 from disaggkd_cli.data.read.documents import RECORD_KINDS
 from disaggkd_cli.data.read.readers import TEXT_DOCUMENTS
 from disaggkd_cli.data.read.source_files import SourceFiles, list_sources
+from disaggkd_cli.data.stream.streaming import StreamedSource, stream
 from disaggkd_cli.data.tokenise.encoding import DocumentEncoder, EncodedDocument
 from disaggkd_cli.data.tokenise.token_batches import Progress, tokenise, workers_of
 from disaggkd_cli.data.tokenise.vocabulary import tokenizer_fingerprint
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 class Splits:
     """The sequences to train on and those held out; no document is in both."""
 
-    train: TokenizedDataset
+    train: TrainingTexts
     evaluation: TokenizedDataset
 
 
@@ -91,14 +92,14 @@ def load_splits(
 
 def _stream(
     assembly: Assembly, encoder: DocumentEncoder, shuffle_tokens: int, progress: Progress | None
-) -> tuple[TokenizedDataset, TokenizedDataset]:
+) -> tuple[TrainingTexts, TokenizedDataset]:
     if not isinstance(assembly.evaluation, list):
         raise UserError(
             "data.eval: a stream is not read to its end before training, so no fraction of it can be held out; name a "
             "file of its own, or set data.streaming=false"
         )
     sources = [
-        StreamedSource(source, encoder, assembly.settings, assembly.seed, number, shuffle_tokens)
+        StreamedSource(source, encoder, assembly.settings, number, shuffle_tokens)
         for number, source in enumerate(assembly.train)
     ]
     train = stream(sources, assembly.weights, assembly.settings.get("length_bucketing", False))

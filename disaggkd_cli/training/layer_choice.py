@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from disaggkd_cli.config import Config
 from disaggkd_cli.config.layers import best_count, require_enough
-from disaggkd_cli.data import MicroBatch, TokenizedDataset, collate, global_batches
+from disaggkd_cli.data import MicroBatch, TrainingTexts, collate
 from disaggkd_cli.data.keep.cache import Cache, default_directory
 from disaggkd_cli.models import load_causal_lm, load_config, model_fingerprint, resolve_source
 from disaggkd_cli.models.choose_layers import best_layers
@@ -28,7 +28,7 @@ TOKENS = 512
 _VERSION = 1
 
 
-def settle_layers(config: Config, train: TokenizedDataset, directory: Path, log: Callable[[str], None]) -> None:
+def settle_layers(config: Config, train: TrainingTexts, directory: Path, log: Callable[[str], None]) -> None:
     """Put the chosen layers in the place of `best_N` in `config`. Collective over all student ranks.
 
     Args:
@@ -58,7 +58,7 @@ def settle_layers(config: Config, train: TokenizedDataset, directory: Path, log:
 
 
 def _chosen(
-    config: Config, source: Any, best: int, train: TokenizedDataset, kept: Path, log: Callable[[str], None]
+    config: Config, source: Any, best: int, train: TrainingTexts, kept: Path, log: Callable[[str], None]
 ) -> list[int]:
     batches = _first_texts(config, train)
     facts = {
@@ -85,9 +85,9 @@ def _chosen(
     return found
 
 
-def _first_texts(config: Config, train: TokenizedDataset) -> list[MicroBatch]:
+def _first_texts(config: Config, train: TrainingTexts) -> list[MicroBatch]:
     """Return the run's first sequences, one a batch, as many as hold TOKENS tokens."""
-    batch = next(iter(global_batches(train, config.seed, config.global_batch_sequences, 0)))
+    batch = next(iter(train.batches(config.seed, config.global_batch_sequences, 0)))
     batches: list[MicroBatch] = []
     tokens = 0
     for sequence in batch.sequences(0, config.global_batch_sequences):

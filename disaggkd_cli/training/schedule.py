@@ -20,9 +20,9 @@ from disaggkd_cli.data import (
     MicroBatch,
     Sequence,
     TokenizedDataset,
+    TrainingTexts,
     collate,
     empty_micro_batch,
-    global_batches,
 )
 
 
@@ -68,13 +68,13 @@ class WorkPlan:
 
     Attributes:
         config: the run's config.
-        train, evaluation: tokenized sequences.
+        train, evaluation: the texts.
         rank: this student rank.
         pad_id: the token id that fills short rows up.
     """
 
     config: Config
-    train: TokenizedDataset
+    train: TrainingTexts
     evaluation: TokenizedDataset
     rank: int
     pad_id: int
@@ -108,7 +108,7 @@ class WorkPlan:
         if first_step == 0:
             yield from self._evaluation(0, request_id)
             request_id += self.eval_items
-        batches = global_batches(self.train, self.config.seed, self.config.global_batch_sequences, first_step)
+        batches = self.train.batches(self.config.seed, self.config.global_batch_sequences, first_step)
         for step, batch in zip(range(first_step, train.steps), batches, strict=False):
             yield from self._training(step, request_id, batch)
             request_id += train.accumulation

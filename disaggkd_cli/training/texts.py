@@ -13,7 +13,6 @@ from disaggkd_cli.config import Config
 from disaggkd_cli.data import (
     PAD_MULTIPLE,
     Splits,
-    StreamedDataset,
     StreamOrder,
     TextsProgress,
     TokenizedDataset,
@@ -34,13 +33,13 @@ def read_texts(config: Config, tokenizer: Any, pack: bool, log: Callable[[str], 
     leader = not dist.is_initialized() or dist.get_rank() == 0
     with TextsProgress(log, bar=leader) as progress:
         splits = load_splits(config.data, tokenizer, pack=pack, seed=config.seed, progress=progress)
-    if isinstance(splits.train, StreamedDataset):
-        splits.train.remember_in(Path(config.run_dir), write=leader)
+    splits.train.remember_in(Path(config.run_dir), write=leader)
     for dataset in (splits.train, splits.evaluation):
         for note in dataset.notes:
             log(note)
-    for line in (*shares(config, splits.train), *padding(config, splits.train)):
-        log(line)
+    if (train := splits.train.whole) is not None:
+        for line in (*shares(config, train), *padding(config, train)):
+            log(line)
     return splits
 
 
@@ -63,7 +62,7 @@ def shares(config: Config, train: TokenizedDataset) -> Iterator[str]:
 
 def padding(config: Config, train: TokenizedDataset) -> Iterator[str]:
     """Yield what batches by length save."""
-    if not train.length_bucketing or isinstance(train, StreamedDataset):
+    if not train.length_bucketing:
         return
     rows, limit = config.train.micro_batch_sequences, config.data.sequence_length
     lengths = train.lengths

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,9 @@ from disaggkd_cli.data.layout.flat_documents import TokenizedDocuments
 from disaggkd_cli.data.layout.micro_batch import Sequence
 from disaggkd_cli.data.layout.rows import Rows, one_per_row, pack
 from disaggkd_cli.data.notes import Notes
+from disaggkd_cli.data.order.positions import StreamOrder
 from disaggkd_cli.data.order.shuffle import permutation
+from disaggkd_cli.data.order.training_texts import IndexedBatch
 
 ARRAYS = ("input_ids", "labels", "sequence_ends", "document_lengths", "documents_before", "supervised_counts")
 """The arrays of a TokenizedDataset."""
@@ -83,6 +86,27 @@ class TokenizedDataset:
     def verify(self, check: Callable[[np.ndarray, np.ndarray], Any]) -> None:
         """Call `check` with all token ids and labels; it raises where they may not be used."""
         check(self.input_ids, self.labels)
+
+    @property
+    def sample(self) -> TokenizedDataset:
+        """All of it: see `TrainingTexts`."""
+        return self
+
+    @property
+    def whole(self) -> TokenizedDataset:
+        """All of it: see `TrainingTexts`."""
+        return self
+
+    def batches(self, seed: int, size: int, first_step: int) -> Iterator[IndexedBatch]:
+        """Yield the batches of `size` sequences of steps first_step, first_step + 1, …, without end."""
+        order = StreamOrder(self, seed, size)
+        step = first_step
+        while True:
+            yield IndexedBatch(self, order.indices(step * size, size))
+            step += 1
+
+    def remember_in(self, directory: Path, *, write: bool) -> None:
+        """Nothing: any step's sequences are known at once."""
 
 
 def in_memory(_name: str, size: int, dtype: Any) -> np.ndarray:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from disaggkd_cli.data.layout.dataset import TokenizedDataset
 from disaggkd_cli.data.order.bucketing import order_by_length, positions_by_window
 from disaggkd_cli.data.order.mixing import Mixture
 from disaggkd_cli.data.order.shuffle import sequence_indices
+
+if TYPE_CHECKING:
+    from disaggkd_cli.data.layout.dataset import TokenizedDataset
 
 
 class StreamOrder:

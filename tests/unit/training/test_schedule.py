@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from disaggkd_cli.config import Config, TrainConfig
-from disaggkd_cli.data import Sequence
+from disaggkd_cli.data import Sequence, TokenizedDataset
 from disaggkd_cli.training.schedule import WorkPlan, learning_rate
 
 
@@ -13,6 +13,7 @@ class Texts:
 
     source_sizes = ()
     weights = ()
+    batches = TokenizedDataset.batches
 
     def __init__(self, count: int, length_bucketing: bool = False) -> None:
         self.length_bucketing = length_bucketing

@@ -49,7 +49,7 @@ def test_a_stream_remembers_in_the_run_directory(config, tmp_path):
     said = []
     train = read_texts(config, load_tokenizer(TINY_TEACHER), False, said.append).train
     assert any("data.train: streamed" in line for line in said)
-    next(iter(train.batches(4, 0)))
+    next(iter(train.batches(config.seed, 4, 0)))
     assert (tmp_path / "run" / "stream_0.jsonl").read_text().splitlines()[1].startswith('{"number": 0')
 
 

@@ -6,9 +6,9 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from disaggkd_cli.data import IGNORE, StreamedDataset, global_batches, load_splits
-from disaggkd_cli.data.order import streaming
-from disaggkd_cli.data.order.window_index import StreamIndex, WindowStart
+from disaggkd_cli.data import IGNORE, load_splits
+from disaggkd_cli.data.stream import streaming
+from disaggkd_cli.data.stream.window_index import StreamIndex, WindowStart
 from disaggkd_cli.data.tokenise import token_batches
 from disaggkd_cli.errors import UserError
 
@@ -55,21 +55,21 @@ def train(request, tmp_path, held_out):
 
 def test_a_stream_is_the_same_from_every_step_on(train, tmp_path, monkeypatch):
     monkeypatch.setattr(streaming, "WINDOW_BATCHES", 4)
-    whole = contents(islice(global_batches(train(), 5, 5, 0), 60))
+    whole = contents(islice(train().batches(5, 5, 0), 60))
     assert len({sequence for batch in whole for sequence in batch}) > 40
     remembering = train()
     remembering.remember_in(tmp_path / "run", write=True)
-    assert contents(islice(global_batches(remembering, 5, 5, 0), 30)) == whole[:30]
+    assert contents(islice(remembering.batches(5, 5, 0), 30)) == whole[:30]
     for step in (1, 7, 29, 41):
-        assert contents(islice(global_batches(train(), 5, 5, step), 10)) == whole[step : step + 10]
+        assert contents(islice(train().batches(5, 5, step), 10)) == whole[step : step + 10]
         resumed = train()
         resumed.remember_in(tmp_path / "run", write=True)
-        assert contents(islice(global_batches(resumed, 5, 5, step), 10)) == whole[step : step + 10]
+        assert contents(islice(resumed.batches(5, 5, step), 10)) == whole[step : step + 10]
 
 
 def test_every_document_comes_once_in_every_epoch(tmp_path, held_out):
     train = load(write_jsonl(tmp_path / "a.jsonl", RECORDS), held_out, length_bucketing=False)
-    stream = [sequence for batch in contents(islice(global_batches(train, 5, 5, 0), 60)) for sequence in batch]
+    stream = [sequence for batch in contents(islice(train.batches(5, 5, 0), 60)) for sequence in batch]
     epochs = [stream[start : start + 100] for start in (0, 100, 200)]
     assert all(len(set(epoch)) == 100 for epoch in epochs)
     assert set(epochs[0]) == set(epochs[1]) and epochs[0] != epochs[1]
@@ -83,7 +83,7 @@ def test_weights_are_kept_in_every_round(tmp_path, held_out):
     }
     train = load(sources, held_out, length_bucketing=False)
     letter = build_byte_tokenizer().convert_tokens_to_ids("b")
-    stream = [sequence for batch in contents(islice(global_batches(train, 5, 5, 0), 80)) for sequence in batch]
+    stream = [sequence for batch in contents(islice(train.batches(5, 5, 0), 80)) for sequence in batch]
     from_second = np.asarray([ids[0] == letter for ids, _ in stream])
     assert (from_second.reshape(-1, 4).sum(axis=1) == 1).all()
 
@@ -101,7 +101,7 @@ def test_reading_on_reads_only_what_is_new(tmp_path, held_out, monkeypatch):
         train = load(path, held_out, length_bucketing=False)
         train.remember_in(tmp_path / "run", write=True)
         monkeypatch.setattr(streaming, "tokenise", noting)
-        list(islice(global_batches(train, 5, 5, step), 18 - step))
+        list(islice(train.batches(5, 5, step), 18 - step))
         monkeypatch.setattr(streaming, "tokenise", tokenise)
     assert starts[0] == (0, (0, 0)) and starts[-1][1][0] > 0.5 * (tmp_path / "a.jsonl").stat().st_size
 
@@ -134,9 +134,9 @@ def test_what_is_checked_at_first_is_checked_in_every_window(tmp_path, held_out)
             raise UserError("an id that the teacher does not know")
 
     train.verify(check)
-    assert isinstance(train, StreamedDataset) and len(seen) == 1
+    assert train.whole is None and len(seen) == 1
     with pytest.raises(UserError, match="does not know"):
-        list(islice(global_batches(train, 5, 5, 0), 60))
+        list(islice(train.batches(5, 5, 0), 60))
 
 
 def test_what_is_wrong_with_a_stream_is_said(tmp_path, held_out, caplog):
@@ -147,11 +147,11 @@ def test_what_is_wrong_with_a_stream_is_said(tmp_path, held_out, caplog):
     records = [*RECORDS, {"prompt": "long" * 20, "completion": "A"}]
     train = load(write_jsonl(tmp_path / "c.jsonl", records), held_out)
     with caplog.at_level("INFO", "disaggkd"):
-        list(islice(global_batches(train, 5, 5, 0), 25))
+        list(islice(train.batches(5, 5, 0), 25))
     assert "WARNING, 1 of them" in caplog.text
     (tmp_path / "c.jsonl").write_text("\n".join(json.dumps(record) for record in records) + "\nnot json\n")
     with pytest.raises(UserError, match="line 102: not JSON"):
-        list(islice(global_batches(load(str(tmp_path / "c.jsonl"), held_out), 5, 5, 0), 25))
+        list(islice(load(str(tmp_path / "c.jsonl"), held_out).batches(5, 5, 0), 25))
 
 
 def test_the_fingerprint_tells_streams_apart(tmp_path, held_out):

@@ -15,14 +15,14 @@ import json
 import logging
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from disaggkd_cli.data.layout.dataset import ARRAYS, TokenizedDataset, lay_out
+from disaggkd_cli.data.layout.dataset import TokenizedDataset, lay_out
 from disaggkd_cli.data.layout.fitting import drop_long
 from disaggkd_cli.data.layout.flat_documents import join
 from disaggkd_cli.data.layout.micro_batch import Sequence
@@ -30,8 +30,8 @@ from disaggkd_cli.data.notes import Notes
 from disaggkd_cli.data.order.bucketing import WINDOW_BATCHES, order_by_length
 from disaggkd_cli.data.order.mixing import Mixture
 from disaggkd_cli.data.order.shuffle import permutation
-from disaggkd_cli.data.order.window_index import StreamIndex, WindowStart
 from disaggkd_cli.data.read.source_files import SourceFiles
+from disaggkd_cli.data.stream.window_index import StreamIndex, WindowStart
 from disaggkd_cli.data.tokenise.encoding import DocumentEncoder
 from disaggkd_cli.data.tokenise.token_batches import Position, TokenBatch, tokenise
 from disaggkd_cli.errors import UserError
@@ -63,7 +63,6 @@ class StreamedSource:
     source: SourceFiles
     encoder: DocumentEncoder
     settings: dict[str, Any]
-    seed: int
     number: int
     """Which source of the mixture it is."""
     shuffle_tokens: int
@@ -75,7 +74,7 @@ class StreamedSource:
         """The first window that holds a sequence; what is noticed up to there goes to `notes`."""
         return next(window for _, window in self._windows(WindowStart(), notes) if window is not None)
 
-    def sequences(self, first: int, ahead: Executor) -> Iterator[StreamedSequence]:
+    def sequences(self, first: int, seed: int, ahead: Executor) -> Iterator[StreamedSequence]:
         """Yield the sequences from position `first` on, without end; `ahead` lays out the next window meanwhile.
 
         Raises:
@@ -93,7 +92,7 @@ class StreamedSource:
                 self.index.remember(begun)
             if window is None or begun.first_sequence + len(window) <= first:
                 continue
-            order = permutation(len(window), self.seed, begun.number, purpose=f"stream of source {self.number}")
+            order = permutation(len(window), seed, begun.number, purpose=f"stream of source {self.number}")
             for index in order[max(0, first - begun.first_sequence) :].tolist():
                 yield StreamedSequence(window, index)
 
@@ -163,18 +162,26 @@ class StreamedBatch:
 
 
 @dataclass(frozen=True, eq=False)
-class StreamedDataset(TokenizedDataset):
-    """A stream; as a dataset it is its first window, by which models and texts are checked before training.
+class StreamedTexts:
+    """Training texts of which one window of each source is in memory; see `TrainingTexts`."""
 
-    `fingerprint` covers the settings, names and sizes of all files, and the tokens of the first window.
-    """
+    sources: tuple[StreamedSource, ...]
+    mixture: Mixture
+    sample: TokenizedDataset
+    """The first window of the first source, by which models and texts are checked before training."""
+    fingerprint: str
+    """sha256 (hex) over the settings, names and sizes of all files, and the tokens of the first windows."""
+    notes: list[str]
+    length_bucketing: bool
 
-    sources: tuple[StreamedSource, ...] = ()
-    mixture: Mixture = field(default_factory=lambda: Mixture.of((1,)))
+    @property
+    def whole(self) -> None:
+        """Never all at once."""
+        return None
 
     def verify(self, check: Callable[[np.ndarray, np.ndarray], Any]) -> None:
         """Call `check` with the ids and labels of the first window now, and of each window when it is read."""
-        check(self.input_ids, self.labels)
+        check(self.sample.input_ids, self.sample.labels)
         for source in self.sources:
             source.check = check
 
@@ -184,29 +191,30 @@ class StreamedDataset(TokenizedDataset):
             path = directory / f"stream_{source.number}.jsonl"
             source.index = StreamIndex(path, self.fingerprint, write=write)
 
-    def batches(self, size: int, first_step: int) -> Iterator[StreamedBatch]:
+    def batches(self, seed: int, size: int, first_step: int) -> Iterator[StreamedBatch]:
         """Yield the batches of `size` sequences of steps first_step, first_step + 1, …, without end."""
         window = size * WINDOW_BATCHES if self.length_bucketing else size
         first = first_step * size // window * window
-        stream = self._mixed(first)
+        stream = self._mixed(first, seed)
         skipped = first_step - first // size
         while True:
             chosen = list(islice(stream, window))
             if self.length_bucketing:
                 lengths = np.asarray([len(each) for each in chosen])
-                chosen = [chosen[index] for index in order_by_length(lengths, first, size, self.sources[0].seed)]
+                chosen = [chosen[index] for index in order_by_length(lengths, first, size, seed)]
             for start in range(skipped * size, window, size):
                 yield StreamedBatch(chosen[start : start + size])
             first, skipped = first + window, 0
 
-    def _mixed(self, first: int) -> Iterator[StreamedSequence]:
+    def _mixed(self, first: int, seed: int) -> Iterator[StreamedSequence]:
         round_size = len(self.mixture.pattern)
         source, within = self.mixture.sources(first, round_size)
         # One thread for all sources: they share a tokenizer.
         ahead = ThreadPoolExecutor(1, thread_name_prefix="texts")
         try:
             streams = [
-                each.sequences(int(within[source == number][0]), ahead) for number, each in enumerate(self.sources)
+                each.sequences(int(within[source == number][0]), seed, ahead)
+                for number, each in enumerate(self.sources)
             ]
             position = first
             while True:
@@ -216,7 +224,7 @@ class StreamedDataset(TokenizedDataset):
             ahead.shutdown(wait=False, cancel_futures=True)
 
 
-def stream(sources: list[StreamedSource], weights: tuple[int, ...], length_bucketing: bool) -> StreamedDataset:
+def stream(sources: list[StreamedSource], weights: tuple[int, ...], length_bucketing: bool) -> StreamedTexts:
     """The mixed stream of some sources.
 
     Raises:
@@ -233,12 +241,11 @@ def stream(sources: list[StreamedSource], weights: tuple[int, ...], length_bucke
         f"one another, and each student rank tokenises all texts itself (first window: {len(firsts[0])} sequences, "
         f"{firsts[0].token_count} tokens, {firsts[0].supervised_counts.sum()} of them supervised)"
     )
-    arrays = {name: getattr(firsts[0], name) for name in ARRAYS}
-    return StreamedDataset(
-        **arrays,
+    return StreamedTexts(
+        sources=tuple(sources),
+        mixture=Mixture.of(weights),
+        sample=firsts[0],
         fingerprint=digest.hexdigest(),
         notes=notes.lines(),
         length_bucketing=length_bucketing,
-        sources=tuple(sources),
-        mixture=Mixture.of(weights),
     )

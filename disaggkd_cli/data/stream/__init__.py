@@ -1,0 +1,1 @@
+"""Texts that are tokenised while training goes on."""
