@@ -1,4 +1,4 @@
-"""One teacher rank: answers requests with the final hidden states of the rows that count. It keeps no state."""
+"""One teacher rank: answers requests with the final hidden states of the supervised rows. It keeps no state."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
     python examples/hf_trainer.py --steps 10 --output-dir /tmp/distilled
 
 Two small random models stand in for real ones; put `AutoModelForCausalLM.from_pretrained(...)` in their place. The
-number of rows that count comes from the Trainer, so that accumulation gives the loss of the whole batch. One device:
+number of supervised rows comes from the Trainer, so that accumulation gives the loss of the whole batch. One device:
 DDP and FSDP hook the forward of the wrapped model, so there the loss belongs inside that forward.
 """
 

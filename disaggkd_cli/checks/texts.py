@@ -30,9 +30,9 @@ def check_vocabulary(subject: Subject) -> CheckResult:
             largest = verify_ids(dataset.input_ids, dataset.labels, shared, sizes)
     except UserError as error:
         return CheckResult(FAIL, f"heads of {sizes[0]:,} and {sizes[1]:,} ids", str(error))
-    surplus = f"; ids beyond {min(sizes) - 1:,} are masked out exactly" if sizes[0] != sizes[1] else ""
+    extra = f"; ids beyond {min(sizes) - 1:,} are masked out exactly" if sizes[0] != sizes[1] else ""
     figure = f"{shared:,} shared ids; heads of {sizes[0]:,} and {sizes[1]:,}"
-    why = f"tokenizers compared id by id; the texts use ids up to {largest:,}{surplus}"
+    why = f"tokenizers compared id by id; the texts use ids up to {largest:,}{extra}"
     return judge(True, figure, why, "", shared_ids=shared, teacher_head_ids=sizes[0], student_head_ids=sizes[1])
 
 

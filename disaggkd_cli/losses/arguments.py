@@ -71,7 +71,7 @@ def check_tensors(
 
 
 def token_count(num_tokens: int | float | Tensor | None, rows: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Return the normaliser as a scalar tensor: `num_tokens`, or the rows that count; at least one, so that none gives
+    """Return the normaliser as a scalar tensor: `num_tokens`, or the supervised rows; at least one, so that none gives
     zero.
 
     Raises:

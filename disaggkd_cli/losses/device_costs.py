@@ -7,7 +7,7 @@ results in float32, the traffic is
     logits, of width H      e (w + v) H + 4 w v
     dH += G W               e (w v + v H_s) + 8 w H_s        (the float32 sum is read and written)
     dW += G' h              e (w v + w H_s) + 8 v H_s        (16 v H_s where the GPU cannot add in the product)
-    pointwise               8 w v a walk, and e w v for G
+    pointwise               8 w v a pass, and e w v for G
 
 so a product is bound by arithmetic from some 200 rows on (H100) where only operands are read, and from some 1,000 on
 where dW is read and written. Results are counted in tiles of 128 x 128 over the GPU's processors: 1,024 rows of
@@ -30,7 +30,7 @@ class TileWork:
         student_width, teacher_width: H_s and H_t.
         student_products, teacher_products: how often its logits are multiplied, on average.
         hidden_gradient, weight_gradient: which gradients are added.
-        walks: how often the pointwise part goes over it.
+        passes: how often the pointwise part goes over it.
         operand_bytes: per element of the products' operands.
         result_bytes: per element of logits and sums.
         weight_copy: dW's products pass through a buffer before they are added.
@@ -44,7 +44,7 @@ class TileWork:
     teacher_products: float
     hidden_gradient: bool
     weight_gradient: bool
-    walks: int
+    passes: int
     operand_bytes: int
     result_bytes: int
     weight_copy: bool
@@ -60,7 +60,7 @@ class CpuModel:
             gradient cost the same for every window, however few its rows).
         largest_tile: elements of a tile beyond which the products slow down.
         largest_block: elements of a block of the eager pointwise part.
-        call_seconds: cost of the calls for one tile and walk.
+        call_seconds: cost of the calls for one tile and pass.
     """
 
     flops: float
@@ -108,7 +108,7 @@ class GpuModel:
             sums = (4 if work.weight_copy else 2) * r * v * h_s
             total += self._product(v, h_s, w, e * (w * v + w * h_s) + sums, e)
         gradient = e * w * v if work.hidden_gradient or work.weight_gradient else 0
-        return total + (work.walks * 2 * r * w * v + gradient) / self.bytes_per_second
+        return total + (work.passes * 2 * r * w * v + gradient) / self.bytes_per_second
 
     def _product(self, rows: int, columns: int, inner: int, traffic: float, operand_bytes: int) -> float:
         tiles = -(-rows // _RESULT_TILE) * -(-columns // _RESULT_TILE)

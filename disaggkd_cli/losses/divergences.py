@@ -22,7 +22,7 @@ DIVERGENCES = (
     "total_variation",
 )
 KULLBACK_LEIBLER = ("forward_kl", "reverse_kl", "symmetric_kl")
-"""Divergences whose value and row number follow from the first walk over the logits."""
+"""Divergences whose value and row baseline follow from the first pass over the logits."""
 _NEGLIGIBLE = 1e-30
 """A probability whose share in a mixture may underflow to zero in float32; its terms are too small to count."""
 
@@ -65,10 +65,10 @@ def combine_kl(divergence: str, forward: Tensor, reverse: Tensor, beta: float) -
 def row_terms(
     divergence: str, p: Tensor, q: Tensor, log_p: Tensor, log_q: Tensor, beta: float
 ) -> tuple[Tensor, Tensor]:
-    """Return elementwise terms [R, V]; their row sums are the divergence, and the number that `tempered_gradient` asks
-    for.
+    """Return elementwise terms [R, V]; their row sums are the divergence, and the row baseline that
+    `tempered_gradient` asks for.
 
-    For mixtures and total variation; the KLs have theirs from the first walk. A term of a divergence of `a` from `m` is
+    For mixtures and total variation; the KLs have theirs from the first pass. A term of a divergence of `a` from `m` is
     written `a log(a / m) - a + m`: the same sum, but no term is negative and errors of the normalisers cancel.
     """
     if divergence == "total_variation":
@@ -92,30 +92,31 @@ def row_terms(
 
 
 def tempered_gradient(
-    divergence: str, p: Tensor, q: Tensor, log_p: Tensor, log_q: Tensor, beta: float, row_number: Tensor
+    divergence: str, p: Tensor, q: Tensor, log_p: Tensor, log_q: Tensor, beta: float, row_baseline: Tensor
 ) -> Tensor:
     """Return the gradient [R, V] of the divergence with respect to the student's logits over the temperature.
 
     Args:
-        row_number: [R, 1]. KL(q || p) for the KLs (forward KL makes no use of it), else the second sum of `row_terms`.
+        row_baseline: [R, 1]. KL(q || p) for the KLs (forward KL makes no use of it), else the second sum of
+            `row_terms`.
     """
     if divergence == "forward_kl":
         return q - p
     if divergence == "reverse_kl":
-        return torch.where(q > 0, q * (log_q - log_p - row_number), 0.0)
+        return torch.where(q > 0, q * (log_q - log_p - row_baseline), 0.0)
     if divergence == "symmetric_kl":
-        return beta * (q - p) + (1 - beta) * torch.where(q > 0, q * (log_q - log_p - row_number), 0.0)
+        return beta * (q - p) + (1 - beta) * torch.where(q > 0, q * (log_q - log_p - row_baseline), 0.0)
     if divergence == "total_variation":
-        return 0.5 * q * (torch.sign(q - p) - row_number)
+        return 0.5 * q * (torch.sign(q - p) - row_baseline)
     if divergence == "jsd":
         log_m = torch.log(beta * p + (1 - beta) * q)
-        return (1 - beta) * torch.where(q > _NEGLIGIBLE, q * (log_q - log_m - row_number), 0.0)
+        return (1 - beta) * torch.where(q > _NEGLIGIBLE, q * (log_q - log_m - row_baseline), 0.0)
     if divergence == "skewed_forward_kl":
         m = beta * p + (1 - beta) * q
-        return (1 - beta) * q * (row_number - torch.where(m > 0, p / m, 0.0))
+        return (1 - beta) * q * (row_baseline - torch.where(m > 0, p / m, 0.0))
     if divergence == "skewed_reverse_kl":
         m = beta * q + (1 - beta) * p
-        return torch.where(q > _NEGLIGIBLE, q * (log_q - torch.log(m) - beta * q / m - row_number), 0.0)
+        return torch.where(q > _NEGLIGIBLE, q * (log_q - torch.log(m) - beta * q / m - row_baseline), 0.0)
     raise ValueError(f"unknown divergence {divergence!r}")
 
 

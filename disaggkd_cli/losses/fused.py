@@ -19,8 +19,8 @@ from disaggkd_cli.losses.groups import VocabularyShard, agree_on_shards
 from disaggkd_cli.losses.heads import Head, gathered
 from disaggkd_cli.losses.matmul import choose_precision, cost_model, needs_sum_buffer, result_dtype
 from disaggkd_cli.losses.output import LossOutput
+from disaggkd_cli.losses.passes import Problem, Result, Side, run_passes
 from disaggkd_cli.losses.pointwise import COMPILE_FROM_ELEMENTS, PointwiseSpec, tile_kernels
-from disaggkd_cli.losses.sweep import Problem, Result, Side, sweep
 from disaggkd_cli.losses.tiling import LossShape, choose_tiling
 from disaggkd_cli.units import parse_bytes
 
@@ -56,14 +56,15 @@ def fused_kd_loss(
         student_head: weight [V, H_s]; with `group`, this rank's shard.
         teacher_hidden: [R, H_t].
         teacher_head: weight [V_t, H_t]; with `group`, this rank's shard, cut at the same ids as the student's.
-        labels: [R] int64 token ids, -100 for a row that does not count. None: every row counts and there is no CE.
+        labels: [R] int64 token ids, -100 for a row that is not supervised. None: every row is supervised, and
+            there is no CE.
         divergence: one of DIVERGENCES.
         temperature: both models' logits are divided by it in the divergence; the divergence is multiplied by its
             square.
         beta: teacher's share in `jsd`'s mixture and `skewed_forward_kl`'s, student's share in `skewed_reverse_kl`'s,
             and weight of forward KL in `symmetric_kl`.
         kd_weight, ce_weight: weights of the two parts.
-        num_tokens: what the sums over rows are divided by; default: the rows that count here. Give the global count (a
+        num_tokens: what the sums over rows are divided by; default: the supervised rows here. Give the global count (a
             number or a scalar tensor) under accumulation or data parallelism. Counts below one are taken as one.
         group: ranks that hold a shard of both heads each, and the same rows. Each gets the whole loss, the whole
             gradient of its hidden states and the gradient of its own shard; nothing is to be reduced over this group
@@ -89,7 +90,7 @@ def fused_kd_loss(
         group, len(student_hidden), len(student_head.weight), len(teacher_head.weight), budget,
         (int(needs[0]), int(any(needs))), device,
     )  # fmt: skip
-    rows, labels, count = _rows_that_count(labels, shard, len(student_hidden))
+    rows, labels, count = _supervised_rows(labels, shard, len(student_hidden))
     normaliser = token_count(num_tokens, count, device, torch.float64 if device.type != "mps" else torch.float32)
     spec = _spec(
         student_head, teacher_head, labels, divergence, temperature, beta, kd_weight, ce_weight, shard, gradients
@@ -105,7 +106,7 @@ def fused_kd_loss(
             parts = _FusedLoss.apply(student_hidden, student_head.weight, bias, problem, normaliser)
         else:
             with torch.no_grad():
-                parts = _parts(sweep(problem), problem, normaliser)
+                parts = _parts(run_passes(problem), problem, normaliser)
     return LossOutput(*parts)
 
 
@@ -114,7 +115,7 @@ class _FusedLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, student_hidden, weight, bias, problem, normaliser):
-        result = sweep(problem)
+        result = run_passes(problem)
         ctx.gradients = (result.hidden if ctx.needs_input_grad[0] else None, result.weight, result.bias)
         ctx.dtypes = (student_hidden.dtype, weight.dtype, None if bias is None else bias.dtype)
         ctx.normaliser = normaliser
@@ -161,10 +162,10 @@ def _parts(result: Result, problem: Problem, normaliser: Tensor) -> tuple[Tensor
     return tuple(part.to(dtype) for part in (loss, kd, ce, agreement, dropped_teacher, dropped_student))
 
 
-def _rows_that_count(
+def _supervised_rows(
     labels: Tensor | None, shard: VocabularyShard, rows: int
 ) -> tuple[Tensor | None, Tensor | None, int]:
-    """Indices of the rows that count (None: all), their labels counted from this rank's first id, and their number."""
+    """Indices of the supervised rows (None: all), their labels counted from this rank's first id, and their number."""
     if labels is None:
         return None, None, rows
     counts = labels != IGNORED_LABEL
@@ -174,7 +175,7 @@ def _rows_that_count(
     if wrong:
         raise LossArgumentError(
             f"{wrong} labels are no token ids: they must lie between 0 and {shard.student_vocabulary - 1}, or be "
-            f"{IGNORED_LABEL} for rows that do not count"
+            f"{IGNORED_LABEL} for rows that are not supervised"
         )
     indices = None
     if count < rows:
@@ -217,8 +218,8 @@ def _problem(
     shape = LossShape(
         rows=count,
         shared=shard.largest[0],
-        student_surplus=shard.largest[1],
-        teacher_surplus=shard.largest[2],
+        student_extra=shard.largest[1],
+        teacher_extra=shard.largest[2],
         student_width=student_hidden.shape[1],
         teacher_width=teacher_hidden.shape[1],
         element_bytes=dtype.itemsize,
@@ -231,7 +232,7 @@ def _problem(
         weight_gradient=needs[1],
         hidden_gradient=needs[0],
         gathered=rows is not None,
-        sweeps=int(gradients) + int(spec.divergence not in KULLBACK_LEIBLER),
+        further_passes=int(gradients) + int(spec.divergence not in KULLBACK_LEIBLER),
         gradients=gradients,
         compiled=compiled,
         device=cost_model(student_hidden.device),

@@ -1,4 +1,4 @@
-"""What the ranks of a vocabulary-parallel group must agree on before they walk over their shards together."""
+"""What the ranks of a vocabulary-parallel group must agree on before they pass over their shards together."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class VocabularyShard:
         shared: leading columns of this rank's shards that both models have.
         student_columns, teacher_columns: this rank's columns of each.
         student_vocabulary, teacher_vocabulary: columns of the whole group.
-        largest: shared, student surplus and teacher surplus columns, each the largest over the group; windows follow
-            from them, so that every rank walks over the same windows.
+        largest: shared, the student's and the teacher's extra columns, each the largest over the group; windows follow
+            from them, so that every rank passes over the same windows.
     """
 
     group: dist.ProcessGroup | None

@@ -9,7 +9,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class LossOutput:
-    """A loss and its parts. Every part is a sum over the rows that count, divided by `num_tokens`.
+    """A loss and its parts. Every part is a sum over the supervised rows, divided by `num_tokens`.
 
     So the parts of several micro-batches or ranks add up when all were given the same global `num_tokens`.
 

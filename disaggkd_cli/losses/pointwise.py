@@ -37,7 +37,7 @@ class PointwiseSpec:
         student_scale, student_softcap, teacher_scale, teacher_softcap: as in `Head`.
         plain_is_shared: the student's log-sum-exp at temperature 1 over its whole vocabulary is the tempered one over
             the shared ids, since the temperature is 1 and it has no other ids.
-        forward_kl, reverse_kl: which KLs the first walk must sum.
+        forward_kl, reverse_kl: which KLs the first pass must sum.
     """
 
     divergence: str
@@ -55,7 +55,7 @@ class PointwiseSpec:
 
     @property
     def needs_row_terms(self) -> bool:
-        """Whether value and row number take a walk of their own."""
+        """Whether value and row baseline take a pass of their own."""
         return self.divergence not in KULLBACK_LEIBLER
 
 
@@ -68,8 +68,8 @@ class TileKernels:
     gradient: Callable
     student_head: Callable
     teacher_head: Callable
-    surplus_statistics: Callable
-    surplus_gradient: Callable
+    extra_statistics: Callable
+    extra_gradient: Callable
 
 
 def compiler_failed() -> bool:
@@ -84,14 +84,14 @@ def tile_kernels(spec: PointwiseSpec, compiled: bool, block_elements: int) -> Ti
     """
     plain = _built(spec)
     eager = [functools.partial(_in_row_blocks, function, block_elements=block_elements) for function in plain]
-    surplus = [
+    extra = [
         functools.partial(_in_row_blocks, function, block_elements=block_elements)
-        for function in (_surplus_statistics(spec), _surplus_gradient(spec))
+        for function in (_extra_statistics(spec), _extra_gradient(spec))
     ]
     if not compiled:
-        return TileKernels(*eager, *surplus)
+        return TileKernels(*eager, *extra)
     either = [functools.partial(_compiled_or_eager, *pair) for pair in zip(_compiled(spec), eager, strict=True)]
-    return TileKernels(*either, *surplus)
+    return TileKernels(*either, *extra)
 
 
 def _built(spec: PointwiseSpec) -> tuple[Callable, ...]:
@@ -229,19 +229,19 @@ def _probabilities(spec: PointwiseSpec, student: Tensor, teacher: Tensor, studen
 
 
 def _row_terms(spec: PointwiseSpec) -> Callable:
-    """Build `f(student, teacher, student_lse [w, 1], teacher_lse [w, 1])`; it returns value and row number, each
+    """Build `f(student, teacher, student_lse [w, 1], teacher_lse [w, 1])`; it returns value and row baseline, each
     [w]."""
 
     def terms(student: Tensor, teacher: Tensor, student_lse: Tensor, teacher_lse: Tensor) -> tuple[Tensor, Tensor]:
         p, q, log_p, log_q = _probabilities(spec, student, teacher, student_lse, teacher_lse)
-        value, number = row_terms(spec.divergence, p, q, log_p, log_q, spec.beta)
-        return value.sum(-1), number.sum(-1)
+        value, baseline = row_terms(spec.divergence, p, q, log_p, log_q, spec.beta)
+        return value.sum(-1), baseline.sum(-1)
 
     return terms
 
 
 def _gradient(spec: PointwiseSpec) -> Callable:
-    """Build `f(student, teacher, student_lse, teacher_lse, plain_lse, row_number, labels, columns, out)`.
+    """Build `f(student, teacher, student_lse, teacher_lse, plain_lse, row_baseline, labels, columns, out)`.
 
     It writes into `out` [w, v] the gradient of `kd_weight * temperature**2 * KD + ce_weight * CE` with respect to the
     matrix product of the student. Row vectors are [w, 1], `labels` [w, 1] int32 counts from the tile's first column,
@@ -249,12 +249,12 @@ def _gradient(spec: PointwiseSpec) -> Callable:
     """
 
     def gradient(
-        student: Tensor, teacher: Tensor, student_lse: Tensor, teacher_lse: Tensor, plain_lse: Tensor, row_number:
+        student: Tensor, teacher: Tensor, student_lse: Tensor, teacher_lse: Tensor, plain_lse: Tensor, row_baseline:
             Tensor,
         labels: Tensor | None, columns: Tensor | None, out: Tensor,
     ) -> tuple[()]:  # fmt: skip
         p, q, log_p, log_q = _probabilities(spec, student, teacher, student_lse, teacher_lse)
-        result = tempered_gradient(spec.divergence, p, q, log_p, log_q, spec.beta, row_number)
+        result = tempered_gradient(spec.divergence, p, q, log_p, log_q, spec.beta, row_baseline)
         # temperature**2 of the loss, over the temperature that the logits were divided by
         result = result * (spec.kd_weight * spec.temperature)
         if labels is not None:
@@ -275,7 +275,7 @@ def _through_head(gradient: Tensor, logits: Tensor, spec: PointwiseSpec) -> Tens
     return gradient
 
 
-def _surplus_statistics(spec: PointwiseSpec) -> Callable:
+def _extra_statistics(spec: PointwiseSpec) -> Callable:
     """Build `f(product [w, v], bias, is_student)`: tempered and plain log-sum-exp [w] over ids that one model lacks."""
 
     def statistics(product: Tensor, bias: Tensor | None, of_student: bool) -> tuple[Tensor, Tensor]:
@@ -287,7 +287,7 @@ def _surplus_statistics(spec: PointwiseSpec) -> Callable:
     return statistics
 
 
-def _surplus_gradient(spec: PointwiseSpec) -> Callable:
+def _extra_gradient(spec: PointwiseSpec) -> Callable:
     """Build `f(student, plain_lse, labels, columns, out)`: only cross-entropy reaches ids that the teacher lacks."""
 
     def gradient(student: Tensor, plain_lse: Tensor, labels: Tensor, columns: Tensor, out: Tensor) -> tuple[()]:

@@ -81,7 +81,7 @@ def reference_kd_loss(
         # ids.
         likeliest_q, likeliest_p = (_is_likeliest(logits[:, :shared]) for logits in (student_logits, teacher_logits))
         agreement = (likeliest_q & likeliest_p).any(-1).to(dtype).sum() / normaliser
-        dropped = [_surplus_mass(tempered, shared) / normaliser for tempered in (teacher_tempered, student_tempered)]
+        dropped = [_extra_mass(tempered, shared) / normaliser for tempered in (teacher_tempered, student_tempered)]
     loss = kd_weight * temperature**2 * kd + ce_weight * ce
     return LossOutput(loss, kd.detach(), ce.detach(), agreement, *dropped)
 
@@ -97,7 +97,7 @@ def _logits(hidden: Tensor, head: Head, compute_dtype: torch.dtype | None) -> Te
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
-def _surplus_mass(tempered: Tensor, shared: int) -> Tensor:
+def _extra_mass(tempered: Tensor, shared: int) -> Tensor:
     """Return the probability, summed over rows, on ids that only this side has."""
     if tempered.shape[1] == shared:
         return tempered.new_zeros(())

@@ -28,7 +28,7 @@ class RowStatistics:
         student_max, teacher_max: largest tempered logit over shared ids.
         agreement: 1.0 where some shared id is a likeliest one of both.
         label_logit: the student's logit of the label, 0.0 where the label is not among these columns.
-        student_surplus_lse, teacher_surplus_lse: log-sum-exp of the tempered logits over ids that only one model has.
+        student_extra_lse, teacher_extra_lse: log-sum-exp of the tempered logits over ids that only one model has.
     """
 
     student_lse: Tensor
@@ -40,16 +40,16 @@ class RowStatistics:
     teacher_max: Tensor
     agreement: Tensor
     label_logit: Tensor
-    student_surplus_lse: Tensor
-    teacher_surplus_lse: Tensor
+    student_extra_lse: Tensor
+    teacher_extra_lse: Tensor
 
     def dropped_teacher_mass(self) -> Tensor:
         """The teacher's probability on ids that the student lacks [w]."""
-        return torch.sigmoid(self.teacher_surplus_lse - self.teacher_lse)
+        return torch.sigmoid(self.teacher_extra_lse - self.teacher_lse)
 
     def dropped_student_mass(self) -> Tensor:
         """The student's probability on ids that the teacher lacks [w]."""
-        return torch.sigmoid(self.student_surplus_lse - self.student_lse)
+        return torch.sigmoid(self.student_extra_lse - self.student_lse)
 
 
 class StatisticsOfWindow:
@@ -111,8 +111,8 @@ def merge(parts: RowStatistics) -> RowStatistics:
         teacher_max=teacher_max,
         agreement=torch.where(has_both, parts.agreement, 0.0).amax(0),
         label_logit=parts.label_logit.sum(0),
-        student_surplus_lse=parts.student_surplus_lse.logsumexp(0),
-        teacher_surplus_lse=parts.teacher_surplus_lse.logsumexp(0),
+        student_extra_lse=parts.student_extra_lse.logsumexp(0),
+        teacher_extra_lse=parts.teacher_extra_lse.logsumexp(0),
     )
 
 

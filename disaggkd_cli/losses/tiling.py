@@ -1,12 +1,12 @@
 """How the fused loss cuts its work: window of rows, shard of the vocabulary, logits that are kept. Imports no torch.
 
-The loss walks over windows of `window` rows. For each it computes the logits of both models shard by shard, reduces
-them to statistics of the rows, and then turns the logits into gradients. Logits that were kept since the first walk
+The loss passes over windows of `window` rows. For each it computes the logits of both models shard by shard, reduces
+them to statistics of the rows, and then turns the logits into gradients. Logits that were kept since the first pass
 need no second matrix product; as many are kept as the memory budget allows, those of the wider model first, since they
 cost most to redo.
 
 Work is counted in floating point operations of matrix products. With everything kept it is `2 R V (3 H_s + H_t)`, as
-with full logits; with nothing kept `2 R V (4 H_s + 2 H_t)`, and one more for each further walk of the mixtures and of
+with full logits; with nothing kept `2 R V (4 H_s + 2 H_t)`, and one more for each further pass of the mixtures and of
 total variation.
 """
 
@@ -36,8 +36,8 @@ class LossShape:
     """The size of one loss, on one rank.
 
     Attributes:
-        rows: rows that count.
-        shared, student_surplus, teacher_surplus: columns both models have, and those only one has.
+        rows: supervised rows.
+        shared, student_extra, teacher_extra: columns both models have, and the extra vocabulary that only one has.
         student_width, teacher_width: H_s and H_t.
         element_bytes: of logits and accumulators; 4, or 8 in float64.
         student_copy_bytes, teacher_copy_bytes: bytes per element of a converted copy of head shard and hidden window;
@@ -45,11 +45,11 @@ class LossShape:
         operand_bytes: per element of the products' operands.
         gradient_copy_bytes: bytes per element of the low-precision copy of a gradient tile; 0 where there is none.
         hidden_copy: dH is accumulated in a buffer of the window's size instead of in place.
-        gathered: windows of hidden states are copies, since not every row counts.
+        gathered: windows of hidden states are copies, since not every row is supervised.
         weight_copy: dW's shard passes through a buffer before it is added.
         gradients: False for evaluation.
         weight_gradient, hidden_gradient: which gradients are wanted.
-        sweeps: walks over the logits after the first: 0 (KL, evaluation), 1, or 2 (mixtures and total variation).
+        further_passes: over the logits after the first: 0 (KL, evaluation), 1, or 2 (mixtures and total variation).
         compiled: the pointwise part is compiled and holds no temporaries.
         device: key of DEVICES.
     """
@@ -58,8 +58,8 @@ class LossShape:
     shared: int
     student_width: int
     teacher_width: int
-    student_surplus: int = 0
-    teacher_surplus: int = 0
+    student_extra: int = 0
+    teacher_extra: int = 0
     element_bytes: int = 4
     student_copy_bytes: int = 0
     teacher_copy_bytes: int = 0
@@ -71,7 +71,7 @@ class LossShape:
     gradients: bool = True
     weight_gradient: bool = True
     hidden_gradient: bool = True
-    sweeps: int = 1
+    further_passes: int = 1
     compiled: bool = True
     device: str = "cpu"
 
@@ -83,7 +83,7 @@ class Tiling:
     Attributes:
         window: rows.
         shard: columns.
-        student_kept, teacher_kept: shards of a window whose logits stay for the later walks.
+        student_kept, teacher_kept: shards of a window whose logits stay for the later passes.
         block: elements of a block of the eager pointwise part.
         scratch_bytes: peak scratch beside inputs and gradients.
         gemm_flops: work in matrix products.
@@ -115,7 +115,7 @@ def choose_tiling(shape: LossShape, memory_budget: int) -> Tiling:
 def _choose_tiling(shape: LossShape, memory_budget: int) -> Tiling:
     device = DEVICES[shape.device]
     windows = sorted({min(max(shape.rows, 1), window) for window in _WINDOWS})
-    columns = max(shape.shared, shape.student_surplus, shape.teacher_surplus, 1)
+    columns = max(shape.shared, shape.student_extra, shape.teacher_extra, 1)
     shards = sorted({min(columns, shard) for shard in _SHARDS})
     fitting: list[Tiling] = []
     least = float("inf")
@@ -143,7 +143,7 @@ def _tiling(shape: LossShape, device: CpuModel | GpuModel, window: int, shard: i
     element = shape.element_bytes
     shards = -(-shape.shared // shard)
     block = 0
-    if not shape.compiled or shape.student_surplus or shape.teacher_surplus:
+    if not shape.compiled or shape.student_extra or shape.teacher_extra:
         affordable = max(1, memory_budget // (16 * EAGER_TEMPORARIES * element))
         # A block is at least one row of a shard.
         block = max(shard, min(device.largest_block, affordable, window * shard))
@@ -160,46 +160,46 @@ def _tiling(shape: LossShape, device: CpuModel | GpuModel, window: int, shard: i
 
     kept = {"student": 0, "teacher": 0}
     spare = memory_budget - fixed - 2 * tile
-    if shape.sweeps and spare >= 0:
+    if shape.further_passes and spare >= 0:
         sides = sorted(("student", "teacher"), key=lambda side: _width(shape, side), reverse=True)
         for side in sides:
             # A side that is kept whole needs no tile to recompute into, unless it has ids of its own.
-            whole = shards - 1 + bool(_surplus(shape, side))
+            whole = shards - 1 + bool(_extra(shape, side))
             if spare >= whole * tile:
                 kept[side] = shards
                 spare -= whole * tile
             else:
                 kept[side] = int(max(0, spare // tile))
                 spare -= kept[side] * tile
-    slots = sum(shards if count == shards and not _surplus(shape, side) else count + 1 for side, count in kept.items())
+    slots = sum(shards if count == shards and not _extra(shape, side) else count + 1 for side, count in kept.items())
     scratch = fixed + max(slots, 2) * tile
 
     share = {side: 1 - count / max(shards, 1) for side, count in kept.items()}
     passes = shape.student_width + shape.teacher_width
-    passes += shape.sweeps * (share["student"] * shape.student_width + share["teacher"] * shape.teacher_width)
+    passes += shape.further_passes * (share["student"] * shape.student_width + share["teacher"] * shape.teacher_width)
     if shape.gradients:
         passes += shape.student_width * (int(shape.hidden_gradient) + int(shape.weight_gradient))
     flops = 2.0 * shape.rows * shape.shared * passes
-    surplus = shape.student_surplus * shape.student_width + shape.teacher_surplus * shape.teacher_width
-    flops += 2.0 * shape.rows * (surplus + (3 * shape.student_surplus * shape.student_width if shape.gradients else 0))
+    extra = shape.student_extra * shape.student_width + shape.teacher_extra * shape.teacher_width
+    flops += 2.0 * shape.rows * (extra + (3 * shape.student_extra * shape.student_width if shape.gradients else 0))
     work = TileWork(
         window=window,
         shard=shard,
         student_width=shape.student_width,
         teacher_width=shape.teacher_width,
-        student_products=1 + shape.sweeps * share["student"],
-        teacher_products=1 + shape.sweeps * share["teacher"],
+        student_products=1 + shape.further_passes * share["student"],
+        teacher_products=1 + shape.further_passes * share["teacher"],
         hidden_gradient=shape.gradients and shape.hidden_gradient,
         weight_gradient=shape.gradients and shape.weight_gradient,
-        walks=1 + shape.sweeps,
+        passes=1 + shape.further_passes,
         operand_bytes=shape.operand_bytes,
         result_bytes=element,
         weight_copy=shape.weight_copy,
     )
-    # Tiles at the edges work by their elements, but are called like any other; surplus columns work like shared ones.
+    # Tiles at the edges work by their elements, but are called like any other; extra vocabulary works like shared ones.
     seconds = device.seconds(work) * flops / (2.0 * window * shard * passes)
     tiles = -(-shape.rows // window) * max(shards, 1)
-    seconds += tiles * device.call_seconds * (1 + shape.sweeps)
+    seconds += tiles * device.call_seconds * (1 + shape.further_passes)
     return Tiling(window, shard, kept["student"], kept["teacher"], block, scratch, flops, seconds)
 
 
@@ -207,5 +207,5 @@ def _width(shape: LossShape, side: str) -> int:
     return shape.student_width if side == "student" else shape.teacher_width
 
 
-def _surplus(shape: LossShape, side: str) -> int:
-    return shape.student_surplus if side == "student" else shape.teacher_surplus
+def _extra(shape: LossShape, side: str) -> int:
+    return shape.student_extra if side == "student" else shape.teacher_extra

@@ -85,8 +85,8 @@ def fused(
     shape = LossShape(
         rows=max(rows, 1),
         shared=shared,
-        student_surplus=student_vocabulary - shared,
-        teacher_surplus=teacher_vocabulary - shared,
+        student_extra=student_vocabulary - shared,
+        teacher_extra=teacher_vocabulary - shared,
         student_width=student_width,
         teacher_width=teacher_width,
         student_copy_bytes=4 if low and on_cpu else 0,
@@ -95,7 +95,7 @@ def fused(
         hidden_copy=low or joined,
         weight_copy=low and not on_cpu,
         weight_gradient=head_trained,
-        sweeps=2 if divergence in _MIXTURES else 1,
+        further_passes=2 if divergence in _MIXTURES else 1,
         compiled=compiled,
         device="cpu" if on_cpu else device_key(device, _UNKNOWN_CAPABILITY),
     )

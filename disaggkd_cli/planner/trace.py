@@ -85,7 +85,8 @@ class _Step(nn.Module):
 class _FusedStandIn(torch.autograd.Function):
     """Allocates what the fused loss allocates: scratch that is gone when it returns, dH, and dW in float32.
 
-    The loss itself walks over thousands of tiles, which fake tensors make slow and which hold no more than the scratch.
+    The loss itself passes over thousands of tiles, which fake tensors make slow and which hold no more than the
+    scratch.
     """
 
     @staticmethod

@@ -62,9 +62,10 @@ class StudentLayout:
         return shard_bounds(vocabulary, self.shard_ranks, self.shard_rank)
 
     def teacher_ids(self, student_vocabulary: int, teacher_vocabulary: int) -> tuple[int, int]:
-        """Return `(start, stop)` of the teacher's head: cut at the student's ids; the last rank keeps the surplus.
+        """Return `(start, stop)` of the teacher's head: cut at the student's ids; the last rank keeps the extra
+        vocabulary.
 
-        The student decides, because its shards must be those that checkpoints and FSDP know; a teacher's surplus ids
+        The student decides, because its shards must be those that checkpoints and FSDP know; a teacher's extra ids
         are padding and few.
         """
         start, stop = self.student_ids(student_vocabulary)

@@ -50,7 +50,7 @@ class WorkItem:
         evaluation: whether this is evaluation (no gradients) rather than training.
         step: the optimizer step it belongs to; evaluation after step s carries s.
         batch: the micro-batch.
-        supervised_rows: rows that count in the whole optimizer step over all ranks, the loss's normaliser.
+        supervised_rows: supervised rows of the whole optimizer step over all ranks, the loss's normaliser.
         tokens: tokens of this micro-batch, padding not counted.
     """
 

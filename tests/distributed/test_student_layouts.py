@@ -49,8 +49,8 @@ CUT = Case(vocabulary_parallel=True)
 LAYOUTS = {
     "replicas": Case(replicate=2),
     "replicas, tied, bfloat16": Case(replicate=2, tied=True, dtype=torch.bfloat16),
-    "cut, surplus ids of the teacher": replace(CUT, teacher_vocabulary=VOCABULARY + 5),
-    "cut, tied, surplus ids of the student, a scaled head": replace(
+    "cut, extra ids of the teacher": replace(CUT, teacher_vocabulary=VOCABULARY + 5),
+    "cut, tied, extra ids of the student, a scaled head": replace(
         CUT, tied=True, family="granite", teacher_vocabulary=VOCABULARY - 5
     ),
     "cut, tied, checkpointing": replace(CUT, tied=True, checkpointing="full"),

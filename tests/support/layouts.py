@@ -29,7 +29,7 @@ class Case:
         replicate: replicas of the student over the ranks there are.
         vocabulary_parallel: whether the ranks of a replica share the heads.
         family, tied, vocabulary: of the student.
-        teacher_vocabulary: where it differs from the student's, the surplus is masked.
+        teacher_vocabulary: where it differs from the student's, the extra vocabulary is masked.
         dtype: what the student computes in.
         frozen: patterns of parameters that stay.
         checkpointing, compiled: as in the config.

@@ -20,7 +20,7 @@ class GlobalBatch(Protocol):
 
     @property
     def supervised_rows(self) -> int:
-        """Rows that count in the whole step."""
+        """Supervised rows of the whole step."""
 
     def sequences(self, start: int, stop: int) -> list[Sequence]:
         """Sequences start … stop - 1 of the batch."""
@@ -69,7 +69,7 @@ class IndexedBatch:
 
     @property
     def supervised_rows(self) -> int:
-        """Rows that count in the whole step."""
+        """Supervised rows of the whole step."""
         return int(self.dataset.supervised_counts[self.indices].sum())
 
     def sequences(self, start: int, stop: int) -> list[Sequence]:

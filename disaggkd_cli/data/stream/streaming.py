@@ -153,7 +153,7 @@ class StreamedBatch:
 
     @property
     def supervised_rows(self) -> int:
-        """Rows that count in the whole step."""
+        """Supervised rows of the whole step."""
         return sum(each.supervised for each in self.chosen)
 
     def sequences(self, start: int, stop: int) -> list[Sequence]:

@@ -54,7 +54,8 @@ def test_losses_of_any_size_find_a_tiling_within_the_budget(device, seed):
         shape = LossShape(
             rows=draw.choice([1, 7, 100, 2048, 8192]), shared=draw.choice([33, 700, 32768, 151936]),
             student_width=draw.choice([16, 256, 4096]), teacher_width=draw.choice([24, 192, 5120]),
-            student_surplus=draw.choice([0, 5]), teacher_surplus=draw.choice([0, 300]), sweeps=draw.choice([0, 1, 2]),
+            student_extra=draw.choice([0, 5]), teacher_extra=draw.choice([0, 300]),
+            further_passes=draw.choice([0, 1, 2]),
             operand_bytes=draw.choice([2, 4]), gradient_copy_bytes=draw.choice([0, 2]),
             compiled=draw.random() < 0.5, weight_copy=draw.random() < 0.5, gradients=draw.random() < 0.8, device=device,
         )  # fmt: skip
@@ -79,7 +80,7 @@ def test_windows_keep_the_sums_of_the_heads_gradient_off_the_critical_path(devic
 
 def test_a_product_takes_its_arithmetic_or_its_traffic_whichever_is_longer():
     gpu = GpuModel(flops=1e14, bytes_per_second=1e12, processors=100)
-    only_student = dict(hidden_gradient=False, weight_gradient=False, walks=0, operand_bytes=2, result_bytes=4)
+    only_student = dict(hidden_gradient=False, weight_gradient=False, passes=0, operand_bytes=2, result_bytes=4)
     # 12,800 x 1,280 results are 1,000 tiles, ten full rounds: the arithmetic is that of the product itself.
     wide = TileWork(12800, 1280, 4096, 0, 1, 0, weight_copy=False, **only_student)
     assert gpu.seconds(wide) == pytest.approx(2 * 12800 * 1280 * 4096 / 1e14)

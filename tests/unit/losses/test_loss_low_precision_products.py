@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from disaggkd_cli.bench.peak import peak_extra_bytes
-from disaggkd_cli.losses import fused_kd_loss, matmul, reference_kd_loss, sweep
+from disaggkd_cli.losses import fused_kd_loss, matmul, passes, reference_kd_loss
 
 from .loss_cases import make_case, relative_error
 
@@ -30,8 +30,8 @@ def gpu_products(request, monkeypatch):
 
     monkeypatch.setattr(matmul, "_multiplies_into_fp32", lambda device, dtype: True)
     monkeypatch.setattr(matmul, "_adds_into_fp32", lambda device, dtype: adds)
-    monkeypatch.setattr(sweep, "product_into", product_into)
-    monkeypatch.setattr(sweep, "add_product", add_product)
+    monkeypatch.setattr(passes, "product_into", product_into)
+    monkeypatch.setattr(passes, "add_product", add_product)
     return seen
 
 
@@ -68,8 +68,8 @@ def test_scratch_of_the_path_stays_within_the_budget(gpu_products, seed, monkeyp
         sizes.append(out.numel())
 
     # Products without temporaries of their own, as the library's are.
-    monkeypatch.setattr(sweep, "product_into", no_product)
-    monkeypatch.setattr(sweep, "add_product", no_product)
+    monkeypatch.setattr(passes, "product_into", no_product)
+    monkeypatch.setattr(passes, "add_product", no_product)
     case = make_case(seed, 128, 2048, student_width=16, teacher_width=24, dtype=torch.bfloat16)
     held = []
     peak = peak_extra_bytes(

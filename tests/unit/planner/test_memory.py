@@ -182,8 +182,8 @@ def test_shared_heads_by_hand():
 
 
 def test_shared_heads_of_different_sizes_and_a_tied_weight():
-    surplus = toy_work(vocabulary_parallel=True, teacher=toy_model(3, hidden=16, vocabulary=37, name="teacher"))
-    assert terms_of(memory.student_rank(surplus), "loss")["teacher head"] == 2 * (37 - 3 * 8) * 16
+    extra = toy_work(vocabulary_parallel=True, teacher=toy_model(3, hidden=16, vocabulary=37, name="teacher"))
+    assert terms_of(memory.student_rank(extra), "loss")["teacher head"] == 2 * (37 - 3 * 8) * 16
     tied = toy_work(vocabulary_parallel=True, student=toy_model(2, tied=True))
     assert terms_of(memory.student_rank(tied), "loss")["root unit, whole"] == 2 * 8
     found = terms_of(memory.student_rank(tied), "embedding backward")

@@ -49,7 +49,7 @@ def test_code_that_comes_with_a_tokenizer_is_not_run(tmp_path, byte_tokenizer):
     assert not (tmp_path / "was_run").exists()
 
 
-def test_the_same_vocabulary_is_shared_whole_and_surplus_ids_are_not_counted(byte_tokenizer):
+def test_the_same_vocabulary_is_shared_whole_and_extra_ids_are_not_counted(byte_tokenizer):
     assert compare_vocabularies(byte_tokenizer, build_byte_tokenizer()) == len(byte_tokenizer)
     larger = build_byte_tokenizer()
     larger.add_tokens(["<extra>", "<more>"])

@@ -1,7 +1,7 @@
-"""The walk of the fused loss over windows of rows and shards of the vocabulary.
+"""The passes of the fused loss over windows of rows and shards of the vocabulary.
 
 For each window: (1) logits shard by shard, as many kept as the tiling says, and the statistics of the rows; (2)
-statistics merged, over the ranks too; (3) mixtures and total variation only: value and row number in a walk of their
+statistics merged, over the ranks too; (3) mixtures and total variation only: value and row baseline in a pass of their
 own; (4) gradient tiles, in place, added to dH of the window and dW of the shard at once.
 """
 
@@ -53,11 +53,11 @@ class Side:
 
 @dataclass(frozen=True)
 class Problem:
-    """All that the walk needs; see `fused_kd_loss`.
+    """All that the passes need; see `fused_kd_loss`.
 
     Attributes:
         labels: [R'] ids counted from this rank's first, -1 where another rank holds the label; None without labels.
-        rows: [R'] indices of the rows that count; None when all do.
+        rows: [R'] indices of the supervised rows; None when all do.
         count: R'.
         gradients: False for evaluation; then nothing but the sums is computed.
         hidden_factor: scalar that dH is multiplied by before it is rounded to the dtype of the hidden states, or None.
@@ -96,14 +96,14 @@ class Result:
     bias: Tensor | None
 
 
-def sweep(problem: Problem) -> Result:
-    """Walk over all windows and return sums and gradients."""
+def run_passes(problem: Problem) -> Result:
+    """Pass over all windows and return sums and gradients."""
     student, tiling, dtype = problem.student, problem.tiling, problem.student.precision.result
     device = student.hidden.device
     sums = torch.zeros(5, device=device, dtype=torch.float32 if device.type == "mps" else torch.float64)
     hidden_gradient = weight_gradient = bias_gradient = None
     if problem.hidden_gradient:
-        # Rows that do not count get zeros.
+        # Rows that are not supervised get zeros.
         allocate = torch.empty_like if problem.rows is None else torch.zeros_like
         hidden_gradient = allocate(student.hidden, memory_format=torch.contiguous_format)
     if problem.weight_gradient:
@@ -115,7 +115,7 @@ def sweep(problem: Problem) -> Result:
     if problem.count:
         scratch = _Scratch(problem)
         for start in range(0, problem.count, tiling.window):
-            _Window(problem, result, scratch, start, min(start + tiling.window, problem.count)).walk()
+            _Window(problem, result, scratch, start, min(start + tiling.window, problem.count)).run()
     return result
 
 
@@ -132,17 +132,17 @@ class _Scratch:
         tiling, shard = problem.tiling, problem.shard
         device, dtype = problem.student.hidden.device, problem.student.precision.result
         self.shared = list(_shards(0, shard.shared, tiling.shard))
-        self.student_surplus = list(_shards(shard.shared, shard.student_columns, tiling.shard))
-        self.teacher_surplus = list(_shards(shard.shared, shard.teacher_columns, tiling.shard))
+        self.student_extra = list(_shards(shard.shared, shard.student_columns, tiling.shard))
+        self.teacher_extra = list(_shards(shard.shared, shard.teacher_columns, tiling.shard))
         tile = tiling.window * tiling.shard
 
-        def buffers(kept: int, surplus: list[slice]) -> list[Tensor]:
-            count = kept if kept >= len(self.shared) and not surplus else kept + 1
+        def buffers(kept: int, extra: list[slice]) -> list[Tensor]:
+            count = kept if kept >= len(self.shared) and not extra else kept + 1
             return [torch.empty(tile, device=device, dtype=dtype) for _ in range(max(count, 1))]
 
-        self.student_logits = buffers(min(tiling.student_kept, len(self.shared)), self.student_surplus)
-        self.teacher_logits = buffers(min(tiling.teacher_kept, len(self.shared)), self.teacher_surplus)
-        parts = len(self.shared) + len(self.student_surplus) + len(self.teacher_surplus)
+        self.student_logits = buffers(min(tiling.student_kept, len(self.shared)), self.student_extra)
+        self.teacher_logits = buffers(min(tiling.teacher_kept, len(self.shared)), self.teacher_extra)
+        parts = len(self.shared) + len(self.student_extra) + len(self.teacher_extra)
         self.statistics = StatisticsOfWindow(parts, tiling.window, device, dtype)
         gradient = problem.student.precision.gradient
         self.gradient_tile = torch.empty(tile, device=device, dtype=gradient) if gradient != dtype else None
@@ -156,7 +156,7 @@ class _Scratch:
 
 
 class _Window:
-    """One window of rows, `start` to `stop - 1` of those that count."""
+    """One window of rows, `start` to `stop - 1` of the supervised ones."""
 
     def __init__(self, problem: Problem, result: Result, scratch: _Scratch, start: int, stop: int) -> None:
         self.problem, self.result, self.scratch = problem, result, scratch
@@ -166,27 +166,27 @@ class _Window:
         self.student_window = problem.student.window(self.rows)
         self.teacher_window = problem.teacher.window(self.rows)
 
-    def walk(self) -> None:
+    def run(self) -> None:
         """Add this window's sums and gradients to the result."""
         problem, spec = self.problem, self.problem.spec
         self.scratch.statistics.start(self.count)
         for index, columns in enumerate(self.scratch.shared):
             self._shared_statistics(index, columns)
-        for columns in self.scratch.student_surplus:
-            self._student_surplus_statistics(columns)
-        for columns in self.scratch.teacher_surplus:
+        for columns in self.scratch.student_extra:
+            self._student_extra_statistics(columns)
+        for columns in self.scratch.teacher_extra:
             tile = self._tile(self.scratch.teacher_logits, -1, columns)
-            tempered, _ = self._surplus_statistics(problem.teacher, self.teacher_window, tile, columns, False)
-            self.scratch.statistics.add(teacher_surplus_lse=tempered)
+            tempered, _ = self._extra_statistics(problem.teacher, self.teacher_window, tile, columns, False)
+            self.scratch.statistics.add(teacher_extra_lse=tempered)
         statistics = self.scratch.statistics.merged(problem.shard.group)
         if spec.needs_row_terms:
-            value, row_number = self._row_terms(statistics)
+            value, row_baseline = self._row_terms(statistics)
         else:
             value = combine_kl(spec.divergence, statistics.forward_kl, statistics.reverse_kl, spec.beta)
-            row_number = statistics.reverse_kl
+            row_baseline = statistics.reverse_kl
         self._add_sums(value.clamp(min=0), statistics)
         if problem.gradients:
-            self._gradients(statistics, row_number)
+            self._gradients(statistics, row_baseline)
 
     def _tile(self, buffers: list[Tensor], index: int, columns: slice) -> Tensor:
         width = columns.stop - columns.start
@@ -227,16 +227,16 @@ class _Window:
             partial["label_logit"] = self._label_logits(student, columns)
         self.scratch.statistics.add(**partial)
 
-    def _surplus_statistics(
+    def _extra_statistics(
         self, side: Side, window: Tensor, tile: Tensor, columns: slice, of_student: bool
     ) -> tuple[Tensor, Tensor]:
         side.logits_product(tile, window, columns)
-        return self.problem.kernels.surplus_statistics(tile, side.bias_row(columns), of_student)
+        return self.problem.kernels.extra_statistics(tile, side.bias_row(columns), of_student)
 
-    def _student_surplus_statistics(self, columns: slice) -> Tensor:
+    def _student_extra_statistics(self, columns: slice) -> Tensor:
         tile = self._tile(self.scratch.student_logits, -1, columns)
-        tempered, plain = self._surplus_statistics(self.problem.student, self.student_window, tile, columns, True)
-        partial = {"student_surplus_lse": tempered, "student_lse_plain": plain}
+        tempered, plain = self._extra_statistics(self.problem.student, self.student_window, tile, columns, True)
+        partial = {"student_extra_lse": tempered, "student_lse_plain": plain}
         if self.labels is not None:
             partial["label_logit"] = self._label_logits(tile, columns)
         self.scratch.statistics.add(**partial)
@@ -265,9 +265,9 @@ class _Window:
         student_lse, teacher_lse = statistics.student_lse.unsqueeze(1), statistics.teacher_lse.unsqueeze(1)
         for index, columns in enumerate(self.scratch.shared):
             student, teacher = self._logits_again(index, columns)
-            value, number = self.problem.kernels.row_terms(student, teacher, student_lse, teacher_lse)
+            value, baseline = self.problem.kernels.row_terms(student, teacher, student_lse, teacher_lse)
             totals[0] += value
-            totals[1] += number
+            totals[1] += baseline
         if self.problem.shard.group is not None:
             dist.all_reduce(totals, group=self.problem.shard.group)
         return totals[0], totals[1]
@@ -281,12 +281,12 @@ class _Window:
         sums[3] += statistics.dropped_teacher_mass().sum(dtype=sums.dtype)
         sums[4] += statistics.dropped_student_mass().sum(dtype=sums.dtype)
 
-    def _gradients(self, statistics: RowStatistics, row_number: Tensor) -> None:
+    def _gradients(self, statistics: RowStatistics, row_baseline: Tensor) -> None:
         problem, scratch = self.problem, self.scratch
         with_ce = problem.spec.ce_weight != 0
-        student_lse, teacher_lse, plain_lse, row_number = (
+        student_lse, teacher_lse, plain_lse, row_baseline = (
             vector.unsqueeze(1)
-            for vector in (statistics.student_lse, statistics.teacher_lse, statistics.student_lse_plain, row_number)
+            for vector in (statistics.student_lse, statistics.teacher_lse, statistics.student_lse_plain, row_baseline)
         )
         hidden = self._hidden_accumulator()
         operand = self.student_window.to(problem.student.precision.gradient)
@@ -297,18 +297,18 @@ class _Window:
             labels = self._local_labels(columns).unsqueeze(1) if with_ce else None
             column_ids = scratch.columns[:, : student.shape[1]] if with_ce else None
             problem.kernels.gradient(
-                student, teacher, student_lse, teacher_lse, plain_lse, row_number, labels, column_ids, out
+                student, teacher, student_lse, teacher_lse, plain_lse, row_baseline, labels, column_ids, out
             )
             self._add_gradients(out, columns, hidden, operand, first)
             first = False
-        for columns in scratch.student_surplus:
+        for columns in scratch.student_extra:
             student = self._tile(scratch.student_logits, -1, columns)
             out = student if scratch.gradient_tile is None else self._tile([scratch.gradient_tile], 0, columns)
             if with_ce:
                 problem.student.logits_product(student, self.student_window, columns)
                 self._to_logits(student, problem.student, columns)
                 labels, column_ids = self._local_labels(columns).unsqueeze(1), scratch.columns[:, : student.shape[1]]
-                problem.kernels.surplus_gradient(student, plain_lse, labels, column_ids, out)
+                problem.kernels.extra_gradient(student, plain_lse, labels, column_ids, out)
             else:
                 out.zero_()
             self._add_gradients(out, columns, hidden, operand, first)
