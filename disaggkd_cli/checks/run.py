@@ -20,6 +20,7 @@ from disaggkd_cli.checks.loss import check_fused, check_zero
 from disaggkd_cli.checks.memory import check_memory
 from disaggkd_cli.checks.result import FAIL, CheckResult
 from disaggkd_cli.checks.subject import Subject, load_subject
+from disaggkd_cli.checks.teacher import check_teacher
 from disaggkd_cli.checks.texts import check_labels, check_masks, check_vocabulary
 from disaggkd_cli.checks.wire import check_remote
 from disaggkd_cli.config import Config
@@ -31,6 +32,7 @@ CHECKS: dict[str, Callable[..., CheckResult]] = {
     "vocabulary": check_vocabulary,
     "labels": check_labels,
     "masks": check_masks,
+    "teacher": check_teacher,
     "teacher head": check_teacher_head,
     "student head": check_student_head,
     "packing leak": check_packing,

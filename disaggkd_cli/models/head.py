@@ -14,6 +14,7 @@ from torch.nn.utils import parametrize
 
 from disaggkd_cli.errors import UserError
 from disaggkd_cli.losses import Head
+from disaggkd_cli.models.values import verify_logits
 
 
 def backbone_of(model: nn.Module) -> nn.Module:
@@ -79,19 +80,21 @@ def _refuse_unless_plain(output: nn.Module, name: str) -> None:
 
 
 @torch.no_grad()
-def verify_split(model: nn.Module, head: Head, name: str, *, tokens: int = 8) -> float:
+def verify_split(model: nn.Module, head: Head, name: str, *, tokens: int = 8, fresh: bool = False) -> float:
     """Check `head(backbone(tokens))` against the model's own logits and return the largest relative difference.
 
-    The model is expected in eval mode and is left as it is.
+    The model is expected in eval mode and is left as it is. `fresh` weights were drawn and not read.
 
     Raises:
-        UserError: when they differ by more than rounding in the model's dtype, naming `name`.
+        UserError: when they differ by more than rounding in the model's dtype, naming `name`; or when they are no
+            logits that anything could be learnt from (see `verify_logits`).
     """
     device = head.weight.device
     generator = torch.Generator().manual_seed(0)
     input_ids = torch.randint(0, min(head.weight.shape[0], 1000), (1, tokens), generator=generator).to(device)
     position_ids = torch.arange(tokens, device=device)[None]
     own = model(input_ids=input_ids, position_ids=position_ids, use_cache=False).logits[0].double()
+    verify_logits(model, own, name, fresh=fresh)
     hidden = hidden_states(backbone_of(model), input_ids, position_ids)[0]
     logits = nn.functional.linear(hidden, head.weight, head.bias).double() * head.scale
     if head.softcap is not None:

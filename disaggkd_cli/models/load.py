@@ -16,6 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from disaggkd_cli.errors import UserError
 from disaggkd_cli.losses import Head
 from disaggkd_cli.models.head import head_of, head_semantics, verify_split
+from disaggkd_cli.models.values import verify_head_values
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -153,7 +154,9 @@ def load_head_shard(
     tensors, vocabulary = _read_rows(source.directory, names, ids)
     # Copies: a tensor read by safetensors keeps its whole file mapped for as long as it lives.
     copies = {kind: tensor.to(dtype, copy=True) for kind, tensor in tensors.items()}
-    return Head(copies["weight"], copies.get("bias"), *head_semantics(config)), vocabulary
+    weight = copies["weight"]
+    verify_head_values(weight, f"{key}: {source.name}: {names['weight']}", whole=len(weight) == vocabulary)
+    return Head(weight, copies.get("bias"), *head_semantics(config)), vocabulary
 
 
 def _head_tensor_names(source: ModelSource, config: Any) -> dict[str, str] | None:

@@ -26,7 +26,7 @@ _WARM_UP = 0.2
 
 @dataclass(frozen=True)
 class Recorded:
-    """What a run left: medians over its steps after warm-up, and totals of its teachers."""
+    """What a run left: medians over its steps after warm-up; rows and payload bytes of all steps, no evaluation."""
 
     steps: int
     step_seconds: float
@@ -35,7 +35,7 @@ class Recorded:
     peak_memory_bytes: float
     peak_tensor_bytes: float | None
     received_bytes: int
-    teacher_rows: int
+    received_rows: int
     teacher_idle: float | None
     colocated: bool
 
@@ -108,8 +108,8 @@ def read_run(directory: Path) -> Recorded:
         supervised_rows=median("supervised_tokens"),
         peak_memory_bytes=max(float(line["peak_memory_bytes"]) for line in lines),
         peak_tensor_bytes=max(tensors) if tensors else None,
-        received_bytes=sum(int(one.get("received_bytes", 0)) for one in teachers.values()),
-        teacher_rows=sum(int(one.get("rows", 0)) for one in teachers.values()),
+        received_bytes=sum(int(line.get("received_bytes", 0)) for line in lines),
+        received_rows=sum(int(line["supervised_tokens"]) for line in lines) if teachers else 0,
         teacher_idle=statistics.mean(idle) if idle else None,
         colocated=not teachers,
     )
@@ -122,10 +122,10 @@ def compare(work: Workload, recorded: Recorded) -> list[Compared]:
     timing = colocated_timing(work, fused=fused) if recorded.colocated else disaggregated_timing(work)
     role = "colocated" if recorded.colocated else "student"
     rows = []
-    if recorded.teacher_rows:
+    if recorded.received_rows:
         per_row = traffic(work).hidden_states.value
         rows.append(
-            Compared("hidden states received", per_row * recorded.teacher_rows, recorded.received_bytes, "bytes")
+            Compared("hidden states received", per_row * recorded.received_rows, recorded.received_bytes, "bytes")
         )
     peak = roles_of(work, mode)[role].peak_bytes
     if recorded.peak_tensor_bytes is not None:

@@ -33,7 +33,11 @@ def curves(runs: Sequence[Run]) -> str:
             form=percent,
             note="Lines: training. Dots: held-out text.",
         ),
-        line_chart("Held-out language-model loss", _evaluated(runs, "eval_lm_loss", dashed=False)),
+        line_chart(
+            "Held-out language-model loss",
+            [*_evaluated(runs, "eval_lm_loss", dashed=False), *_evaluated(runs, "eval_teacher_lm_loss")],
+            note="Lines: the student. Dashed: the teacher's own loss on the same text.",
+        ),
         line_chart("Learning rate", [_series(run, run.series("learning_rate")) for run in runs]),
         line_chart("Gradient norm", _training(runs, "grad_norm")),
         line_chart("Tokens a second", _training(runs, "tokens_per_second")),

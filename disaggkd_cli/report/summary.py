@@ -70,6 +70,7 @@ def _figures(run: Run) -> list[tuple[str, str | None]]:
     return [
         ("loss", _from_to(run.series("loss"), "{:.4f}")),
         ("held-out LM loss", _from_to(run.held_out("eval_lm_loss"), "{:.4f}")),
+        ("the teacher's own", _last(run.held_out("eval_teacher_lm_loss"), "{:.4f}")),
         ("held-out KD", _from_to(run.held_out("eval_kd"), "{:.4f}")),
         ("held-out agreement", _from_to(run.held_out("eval_top1_agreement"), "{:.1%}")),
         ("tokens/s (median)", _form(run.median("tokens_per_second"), "{:,.0f}")),
@@ -101,6 +102,10 @@ def _bytes(value: float | None) -> str | None:
 
 def _form(value: float | None, form: str) -> str | None:
     return None if value is None else form.format(value)
+
+
+def _last(points: Sequence[tuple[float, float]], form: str) -> str | None:
+    return form.format(points[-1][1]) if points else None
 
 
 def _from_to(points: Sequence[tuple[float, float]], form: str) -> str | None:

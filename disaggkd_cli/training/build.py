@@ -106,7 +106,7 @@ def build_components(config: Config, log: Log, directory: Path) -> Components:
     if config.student.attention != FLASH:  # which cannot run where the checks run, on the CPU
         set_attention(model, config.student.attention, "student.attention")
     head = head_of(model)
-    verify_split(model, head, "the student")
+    verify_split(model, head, "the student", fresh=config.student.from_config is not None)
     if pack:
         verify_packing(backbone_of(model), head.weight.shape[0], "the student")
     layout = _layout(config, model, load_config(teacher_source, "teacher.model"), log)

@@ -13,8 +13,9 @@ import torch.distributed as dist
 from disaggkd_cli.config import Config
 from disaggkd_cli.errors import RunError, SavedAndResumable
 from disaggkd_cli.faults import fault_point
+from disaggkd_cli.models import head_of
 from disaggkd_cli.training.checkpoint import Checkpointer
-from disaggkd_cli.training.evaluation import evaluate
+from disaggkd_cli.training.evaluation import doubts_about_teacher, evaluate
 from disaggkd_cli.training.layout import waiting_for
 from disaggkd_cli.training.metrics import MetricsLog
 from disaggkd_cli.training.optimizer import clip_gradients, set_learning_rate
@@ -209,12 +210,20 @@ def _take_together(run: Training) -> TeacherRows:
 def _evaluate(run: Training) -> None:
     with waiting_for(f"the others' evaluation after step {run.done}"):
         figures = evaluate(run.module, lambda: _take_together(run), run.plan, run.done, run.device)
+        # What this evaluation received is its own; asking also starts the next step's count anew.
+        received = torch.tensor([run.source.figures().received_bytes], dtype=torch.float64)
+        dist.all_reduce(received)
+        figures["eval_received_bytes"] = int(received.item())
     if run.metrics is not None:
         run.metrics.write(run.done, figures)
     run.progress.log(
-        f"after step {run.done}: held-out perplexity {figures['eval_perplexity']:,.1f}, KD loss "
-        f"{figures['eval_kd']:.4f}, agreement {figures['eval_top1_agreement']:.1%}"
+        f"after step {run.done}: held-out perplexity {figures['eval_perplexity']:,.1f} (the teacher's "
+        f"{figures['eval_teacher_perplexity']:,.1f}), KD loss {figures['eval_kd']:.4f}, agreement "
+        f"{figures['eval_top1_agreement']:.1%}"
     )
+    if run.done == 0:
+        for doubt in doubts_about_teacher(figures, head_of(run.module.model).weight.shape[0]):
+            run.progress.log(doubt)
     run.evaluated(run.done, figures)
 
 

@@ -78,13 +78,15 @@ class RunProgress:
         table.add_column("")
         table.add_column("before", justify="right")
         table.add_column("after", justify="right")
+        table.add_column("teacher", justify="right")
         rows = {
-            "perplexity": ("eval_perplexity", "{:,.1f}"),
-            "LM loss": ("eval_lm_loss", "{:.4f}"),
-            "KD loss": ("eval_kd", "{:.4f}"),
-            "top-1 agreement with the teacher": ("eval_top1_agreement", "{:.1%}"),
+            "perplexity": ("eval_perplexity", "{:,.1f}", "eval_teacher_perplexity"),
+            "LM loss": ("eval_lm_loss", "{:.4f}", "eval_teacher_lm_loss"),
+            "KD loss": ("eval_kd", "{:.4f}", None),
+            "top-1 agreement with the teacher": ("eval_top1_agreement", "{:.1%}", None),
         }
-        for title, (name, form) in rows.items():
-            table.add_row(title, form.format(before[name]), form.format(after[name]))
+        for title, (name, form, teachers) in rows.items():
+            teacher = form.format(after[teachers]) if teachers in after else ""
+            table.add_row(title, form.format(before[name]), form.format(after[name]), teacher)
         self.console.print(table)
         sys.stderr.flush()

@@ -7,6 +7,7 @@ weight is gathered once with the root's other parameters, and never once per win
 from __future__ import annotations
 
 import fnmatch
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,10 +18,22 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from disaggkd_cli.config import LossConfig
 from disaggkd_cli.data import MicroBatch
 from disaggkd_cli.errors import UserError
-from disaggkd_cli.losses import Head, fused_kd_loss, reference_kd_loss
+from disaggkd_cli.losses import Head, LossOutput, fused_kd_loss, reference_kd_loss
 from disaggkd_cli.models import backbone_of, decoder_layers, head_of, hidden_states
 from disaggkd_cli.training.vocabulary_parallel import VocabularyParallel
 from disaggkd_cli.units import parse_bytes
+
+
+@dataclass(frozen=True)
+class StudentOutput(LossOutput):
+    """What a micro-batch comes to: the loss's figures, and those of the student module itself. All add up over ranks.
+
+    Attributes:
+        teacher_ce: the teacher's own cross-entropy at temperature 1, divided like the student's; zero unless it was
+            asked for. Detached.
+    """
+
+    teacher_ce: Tensor
 
 
 class StudentModule(nn.Module):
@@ -41,7 +54,7 @@ class StudentModule(nn.Module):
         self.vocabulary: VocabularyParallel | None = None
 
     def forward(self, batch: MicroBatch, teacher_hidden: Tensor, num_tokens: int, evaluation: bool = False):
-        """Return `(loss, out)` of one micro-batch, where `out` is what `losses.fused_kd_loss` returned.
+        """Return `(loss, out)` of one micro-batch, where `out` is a StudentOutput.
 
         The loss stands beside its dataclass as a tensor of its own because FSDP hooks backward onto the tensors that it
         finds in a forward's result, and does not look into dataclasses.
@@ -50,7 +63,7 @@ class StudentModule(nn.Module):
             batch: the micro-batch, on this module's device.
             teacher_hidden: [R, H_t] hidden states of its supervised rows.
             num_tokens: supervised rows of the whole optimizer step, over all ranks.
-            evaluation: report plain cross-entropy too, whatever its weight in training.
+            evaluation: report the cross-entropies of student and teacher too, whatever their weight in training.
         """
         vocabulary = self.vocabulary
         if vocabulary is not None:
@@ -61,14 +74,23 @@ class StudentModule(nn.Module):
         teacher_head = self._teacher_head[0]
         if vocabulary is not None:
             rows, labels, teacher_hidden = vocabulary.gathered(rows, batch.row_labels, teacher_hidden)
-            out = fused_kd_loss(
-                rows, vocabulary.head(), teacher_hidden, teacher_head, labels, group=vocabulary.group, **arguments
-            )
+            arguments["group"] = vocabulary.group
+            out = fused_kd_loss(rows, vocabulary.head(), teacher_hidden, teacher_head, labels, **arguments)
+            teacher = self._teacher_ce(teacher_hidden, labels, arguments) if evaluation else None
             vocabulary.end()
-            return out.loss, vocabulary.own_share(out)
+            return out.loss, vocabulary.own_share(_output(out, teacher))
         function = fused_kd_loss if self.loss.implementation == "fused" else reference_kd_loss
         out = function(rows, head_of(self.model), teacher_hidden, teacher_head, batch.row_labels, **arguments)
-        return out.loss, out
+        teacher = self._teacher_ce(teacher_hidden, batch.row_labels, arguments) if evaluation else None
+        return out.loss, _output(out, teacher)
+
+    @torch.no_grad()
+    def _teacher_ce(self, hidden: Tensor, labels: Tensor, arguments: dict[str, Any]) -> Tensor:
+        """Return the teacher's own cross-entropy: the loss with the teacher in the student's place."""
+        head = self._teacher_head[0]
+        hidden = hidden.to(head.weight.dtype)
+        function = fused_kd_loss if self.loss.implementation == "fused" else reference_kd_loss
+        return function(hidden, head, hidden, head, labels, **arguments | {"kd_weight": 0.0, "ce_weight": 1.0}).ce
 
     def _arguments(self, num_tokens: int, evaluation: bool) -> dict[str, Any]:
         loss = self.loss
@@ -85,6 +107,10 @@ class StudentModule(nn.Module):
         if loss.implementation == "fused":
             arguments["memory_budget"] = parse_bytes(loss.memory_budget)
         return arguments
+
+
+def _output(out: LossOutput, teacher_ce: Tensor | None) -> StudentOutput:
+    return StudentOutput(**vars(out), teacher_ce=torch.zeros_like(out.ce) if teacher_ce is None else teacher_ce)
 
 
 def freeze(model: nn.Module, patterns: list[str]) -> list[str]:

@@ -102,8 +102,7 @@ class VocabularyParallel:
 
     def own_share(self, out: LossOutput) -> LossOutput:
         """Return what this rank reports of the group's figures, so that the shares of all ranks add up to them."""
-        parts = [getattr(out, name).detach() for name in LossOutput.__dataclass_fields__]
-        return out if self.rank == 0 else LossOutput(*map(torch.zeros_like, parts))
+        return out if self.rank == 0 else type(out)(*(torch.zeros_like(one.detach()) for one in vars(out).values()))
 
     def end(self) -> None:
         """Let go of what belongs to the micro-batch."""

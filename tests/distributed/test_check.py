@@ -29,7 +29,7 @@ def check_json(config, *arguments):
 def test_a_sound_config(config, tmp_path):
     code, output = disaggkd("check", str(config))
     assert code == 0, output
-    assert "13 passed, 0 failed" in output
+    assert "14 passed, 0 failed" in output
     assert output.count("supervised text in ⟦brackets⟧") == 3
     assert not (tmp_path / "run").exists(), "a check leaves nothing behind"
     assert [path.name for path in tmp_path.iterdir()] == ["run.yaml"]

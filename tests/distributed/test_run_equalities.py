@@ -24,11 +24,16 @@ def test_a_teacher_elsewhere_gives_the_same_run_to_the_last_bit(reference_config
 
 
 def test_the_bytes_on_the_wire_are_the_rows(reference):
-    lines = [line for line in metrics(reference) if "loss" in line]
-    # A payload has rows x hidden size x 4 bytes (float32 on the wire). The step after an evaluation counts that too.
-    for line in lines:
-        if (line["step"] - 1) % 8:
-            assert line["received_bytes"] == line["supervised_tokens"] * 128 * 4
+    """A payload has rows x hidden size x 4 bytes (float32 on the wire); a step's line counts its own rows only."""
+    steps = [line for line in metrics(reference) if "loss" in line]
+    for line in steps:
+        assert line["received_bytes"] == line["supervised_tokens"] * 128 * 4
+    evaluations = [line["eval_received_bytes"] for line in metrics(reference) if "eval_kd" in line]
+    assert len(set(evaluations)) == 1 and evaluations[0] % (128 * 4) == 0 and evaluations[0] > 0
+    # The links' totals count all of it; the last evaluation may be on the way when the last step is written.
+    total = sum(one["received_bytes"] for one in steps[-1]["teachers"].values())
+    steps_alone = sum(line["received_bytes"] for line in steps)
+    assert steps_alone + sum(evaluations[:-1]) <= total <= steps_alone + sum(evaluations)
 
 
 @pytest.mark.slow

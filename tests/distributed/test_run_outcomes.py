@@ -82,7 +82,10 @@ def test_what_a_run_leaves(reference):
     assert all(set(wanted) <= set(line) for line in training)
     evaluations = [line for line in metrics(reference) if "eval_kd" in line]
     assert [line["step"] for line in evaluations] == [0, 8, 16, 20]
-    assert set(evaluations[0]) == {"step", "eval_lm_loss", "eval_perplexity", "eval_kd", "eval_top1_agreement"}
+    assert set(evaluations[0]) == {
+        "step", "eval_lm_loss", "eval_perplexity", "eval_kd", "eval_top1_agreement", "eval_teacher_lm_loss",
+        "eval_teacher_perplexity", "eval_received_bytes",
+    }  # fmt: skip
     assert sorted(path.name for path in (reference / "checkpoints").iterdir()) == ["step_00000014", "step_00000020"]
     environment = json.loads((reference / "environment.json").read_text())
     assert environment["versions"]["torch"].startswith(torch.__version__.split("+")[0])

@@ -7,8 +7,10 @@ import subprocess
 import sys
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
-from tests.support.runs import TINY_TEACHER, disaggkd, write_config
+from tests.support.runs import TINY_TEACHER, disaggkd, metrics, write_config
 
 
 @pytest.fixture
@@ -168,3 +170,30 @@ def test_dry_run_starts_nothing(config, tmp_path):
     assert "student 1" in output
     assert "teacher 1" in output
     assert not (tmp_path / "run").exists()
+
+
+def test_a_teacher_of_random_weights_is_a_warning_before_the_first_step(tmp_path):
+    model = AutoModelForCausalLM.from_pretrained(TINY_TEACHER)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.02) if parameter.ndim > 1 else parameter.fill_(1.0)
+    model.save_pretrained(tmp_path / "random")
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(TINY_TEACHER / file, tmp_path / "random" / file)
+    config = write_config(
+        tmp_path / "run.yaml", teacher__model=str(tmp_path / "random"), student={"model": str(TINY_TEACHER)},
+        train__steps=1, train__warmup_steps=0, mode="colocated",
+    )  # fmt: skip
+    code, output = disaggkd("run", str(config), f"run_dir={tmp_path / 'run'}")
+    assert code == 0, output
+    assert "warning: the teacher is no better than guessing: its loss on the held-out text is 7.6" in output
+    first = metrics(tmp_path / "run")[0]
+    assert first["eval_teacher_lm_loss"] > 7.3 > first["eval_lm_loss"]
+    assert first["eval_top1_agreement"] < 0.1
+    with torch.no_grad():
+        model.get_input_embeddings().weight.zero_()
+    model.save_pretrained(tmp_path / "random")
+    code, output = disaggkd("run", str(config), f"run_dir={tmp_path / 'refused'}")
+    assert code == 2, output
+    assert "its embedding (2048, 128) holds nothing but zeros" in output

@@ -9,8 +9,9 @@ pytestmark = pytest.mark.timeout(120)
 
 
 def outcomes(config, *names):
+    """Run checks, of which the one that asks for a trained teacher alone may fail: these models are random."""
     results = run_checks(config, list(names) or None)
-    assert not [result for result in results if result.outcome == FAIL]
+    assert [result.name for result in results if result.outcome == FAIL] == ([] if names else ["teacher"])
     return {result.name: result for result in results}
 
 

@@ -102,9 +102,9 @@ def test_a_soft_cap_that_the_model_does_not_have(config_of, monkeypatch, place, 
 def test_a_soft_cap_that_is_forgotten(config_of, model_directory, monkeypatch):
     teacher = model_directory("gemma2")
     config = config_of(teacher__model=str(teacher))
-    assert not failed(config)
+    assert list(failed(config)) == ["teacher"], "random weights: no better than guessing"
     monkeypatch.setattr("disaggkd_cli.models.load.head_semantics", lambda config: (1.0, None))
-    assert set(failed(config)) == {"teacher head"}
+    assert set(failed(config)) == {"teacher", "teacher head"}
 
 
 # 4. Leaking packing

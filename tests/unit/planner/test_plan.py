@@ -285,9 +285,10 @@ def _write_run(directory: Path, teachers: bool) -> None:
             "peak_memory_bytes": 5_000_000,
             "tokens_per_second": 1.0,
         }
-        if teachers:
+        if teachers:  # whose totals count evaluations too
+            line["received_bytes"] = 1000 * 32
             line["teachers"] = {
-                "teacher 0": {"rows": 1000 * step, "received_bytes": 1000 * step * 32, "idle_share": 0.25}
+                "teacher 0": {"rows": 1500 * step, "received_bytes": 1500 * step * 32, "idle_share": 0.25}
             }
         lines.append(json.dumps(line))
     (directory / "metrics.jsonl").write_text(
