@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 from disaggkd_cli.errors import UserError
 from disaggkd_cli.planner.constants import constant
+from disaggkd_cli.planner.cost import gpus_of
 from disaggkd_cli.planner.hardware import GIB, Gpu
 from disaggkd_cli.planner.memory import RankMemory, colocated_rank, student_rank, teacher_rank
+from disaggkd_cli.planner.network import out_of_reach
 from disaggkd_cli.planner.terms import Term, term
 from disaggkd_cli.planner.workload import Workload
 
@@ -81,14 +83,14 @@ def largest_teacher(work: Workload, mode: str) -> float:
         return float("inf")
     if role == "teacher" and "student" in overflowing(work, mode):
         return 0.0
-    ranks = work.ranks_per_replica if role == "teacher" else work.student_ranks
+    ranks = work.ranks_per_replica if role == "teacher" else work.shard_ranks
     spare = usable(work, role).value - roles_of(work, mode)[role].peak_bytes
     return max(0.0, work.teacher_parameters.total + spare * ranks / work.teacher_bytes)
 
 
 def fits(work: Workload, mode: str) -> bool:
-    """Whether every role of the mode fits."""
-    return not overflowing(work, mode)
+    """Whether every role of the mode fits its memory, and all ranks reach each other."""
+    return not out_of_reach(work, gpus_of(work, mode)) and not overflowing(work, mode)
 
 
 def overflowing(work: Workload, mode: str) -> dict[str, float]:

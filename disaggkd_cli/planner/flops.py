@@ -1,15 +1,47 @@
-"""Floating-point operations per token: 2 for each weight that a token is multiplied with, and those of attention."""
+"""What a token costs to compute, by kind of work: matrix products, attention, delta nets, memory traffic."""
 
 from __future__ import annotations
 
-from disaggkd_cli.planner import loss as loss_model
+from dataclasses import dataclass
+from functools import lru_cache
+
 from disaggkd_cli.planner.memory.heads import loss_work
+from disaggkd_cli.planner.memory.layer_tensors import saved_per_token
 from disaggkd_cli.planner.models.parameters import count_parameters
-from disaggkd_cli.planner.models.shapes import GatedDeltaNet, LatentAttention, LayerShape, ModelShape
-from disaggkd_cli.planner.terms import Term, term
+from disaggkd_cli.planner.models.shapes import ExpertMLP, GatedDeltaNet, LatentAttention, LayerShape, ModelShape
+from disaggkd_cli.planner.terms import Term, term, total
 from disaggkd_cli.planner.workload import Workload
 
 _ATTENTION = "causal softmax attention: scores and weighted values over S/2 keys on average, a window's keys at most"
+
+SCORE_BYTES = 16
+"""Memory traffic for a head, token and key where attention forms its scores in memory: written, masked, turned into
+float32 probabilities and read again."""
+
+
+@dataclass(frozen=True)
+class ForwardWork:
+    """One token's forward through the layers; embedding and head are apart.
+
+    Attributes:
+        dense: FLOPs of matrix products outside of routed experts.
+        experts: those of the experts that a token is sent to.
+        attention: FLOPs of fused softmax attention.
+        delta: FLOPs of gated delta nets beside their projections.
+        saved: bytes that layers save for backward in bfloat16, the measure of pointwise memory traffic.
+        scores: bytes of attention scores that pass through memory.
+    """
+
+    dense: float
+    experts: float
+    attention: float
+    delta: float
+    saved: float
+    scores: float
+
+    @property
+    def flops(self) -> float:
+        return self.dense + self.experts + self.attention + self.delta
 
 
 def mean_context(sequence: int, window: int | None) -> float:
@@ -29,15 +61,34 @@ def mixer_flops(layer: LayerShape, sequence: int) -> float:
     return 4.0 * mixer.q * mean_context(sequence, mixer.window)
 
 
+@lru_cache(maxsize=256)
+def forward_work(shape: ModelShape, sequence: int) -> ForwardWork:
+    """What one token's forward takes, by kind of work."""
+    experts = attention = delta = saved = scores = 0.0
+    for layer, count in shape.layer_kinds().items():
+        if isinstance(layer.mlp, ExpertMLP):
+            experts += 2.0 * 3 * shape.hidden * layer.mlp.width * layer.mlp.top_k * count
+        mixing = mixer_flops(layer, sequence) * count
+        if isinstance(layer.mixer, GatedDeltaNet):
+            delta += mixing
+        else:
+            attention += mixing
+        saved += total(saved_per_token(layer, shape.hidden, 2, 0, packed=False)) * count
+        if getattr(layer.mixer, "eager", False):
+            scores += SCORE_BYTES * layer.mixer.heads * sequence * count
+    dense = 2.0 * count_parameters(shape).active_layers - experts
+    return ForwardWork(dense, experts, attention, delta, saved, scores)
+
+
 def forward_flops(shape: ModelShape, sequence: int) -> Term:
     """Operations of one token's forward through the layers; embedding and head are apart."""
-    attention = sum(mixer_flops(layer, sequence) * count for layer, count in shape.layer_kinds().items())
+    work = forward_work(shape, sequence)
     return term(
         f"forward FLOPs of {shape.name}",
         "2 * N_act + attention",
         _ATTENTION,
         N_act=count_parameters(shape).active_layers,
-        attention=attention,
+        attention=work.attention + work.delta,
     )
 
 
@@ -46,23 +97,31 @@ def teacher_flops(work: Workload) -> Term:
     return forward_flops(work.teacher, work.sequence)
 
 
-def student_flops(work: Workload, *, fused: bool = True) -> Term:
-    """Operations of a student for one token: forward, backward (twice that), recomputation, and the loss of the
-    supervised rows."""
-    forward = forward_flops(work.student, work.sequence)
+def loss_flops(work: Workload, *, fused: bool) -> float:
+    """Operations of the loss for one supervised row: both heads' products, forward and backward."""
     if fused:
-        per_row = loss_work(work).flops_per_row
-    else:
-        student, teacher = work.student, work.teacher
-        per_row = loss_model.full_logits(
-            work.rows, student.vocabulary, teacher.vocabulary, student.hidden, teacher.hidden, work.divergence
-        ).flops_per_row
+        return loss_work(work).flops_per_row
+    student, teacher = work.student, work.teacher
+    return 6.0 * student.hidden * student.vocabulary + 2.0 * teacher.hidden * teacher.vocabulary
+
+
+def backward_passes(work: Workload) -> float:
+    """Backward in units of a forward's matrix products: gradients of the inputs, and of the weights that are trained;
+    one more forward where activations are checkpointed. None where no layer is trained."""
+    if work.layer_trained == 0:
+        return 0.0
+    return 1 + min(work.layer_trained, 1.0) + (1 if work.checkpointing else 0)
+
+
+def student_flops(work: Workload, *, fused: bool = True) -> Term:
+    """Operations of a student for one token: forward, backward, recomputation, and the loss of the supervised rows."""
     return term(
         "student FLOPs",
         "passes * forward + supervised * loss",
-        "backward is twice forward; checkpointing adds one forward",
-        passes=4 if work.checkpointing else 3,
-        forward=forward.value,
+        "forward, as much for the gradients of inputs, as much for those of trained weights, and once more under "
+        "checkpointing; attention's backward, which is two and a half times its forward, is counted as twice",
+        passes=1 + backward_passes(work),
+        forward=forward_flops(work.student, work.sequence).value,
         supervised=work.supervised,
-        loss=per_row,
+        loss=loss_flops(work, fused=fused),
     )

@@ -11,16 +11,15 @@ from disaggkd_cli.config.layers import expected_layers
 from disaggkd_cli.config.packing import separates_documents
 from disaggkd_cli.errors import UserError
 from disaggkd_cli.planner.cluster import cluster_of
-from disaggkd_cli.planner.constants import constant
 from disaggkd_cli.planner.models import resolve_model
 from disaggkd_cli.planner.models.parameters import count_parameters
 from disaggkd_cli.planner.models.shapes import ModelShape
 from disaggkd_cli.planner.models.trained import adapter_parameters, trained_share
-from disaggkd_cli.planner.workload import Efficiency, Workload, is_hybrid, is_sparse
+from disaggkd_cli.planner.workload import Efficiency, Workload, is_hybrid
 from disaggkd_cli.units import parse_bytes
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-_CALIBRATED = {"teacher_efficiency", "student_efficiency", "reserve", "fixed_gib", "jitter", "run"}
+_CALIBRATED = {"teacher_time", "student_time", "reserve", "fixed_gib", "jitter", "run"}
 
 
 def workload_of(config: Config, hardware: str | None = None, gpus: int | None = None) -> Workload:
@@ -45,7 +44,7 @@ def workload_of(config: Config, hardware: str | None = None, gpus: int | None = 
         teacher=teacher,
         student=student,
         cluster=cluster_of(config, hardware),
-        efficiency=_efficiency(config, teacher, student),
+        efficiency=_efficiency(config),
         teacher_bytes=_BYTES[config.teacher.dtype],
         student_bytes=_BYTES[config.student.dtype],
         student_ranks=gpus if gpus and config.mode == "colocated" else config.student.ranks,
@@ -73,6 +72,7 @@ def workload_of(config: Config, hardware: str | None = None, gpus: int | None = 
         nccl_links=config.transport.backend != "gloo" and not on_cpu,
         delta_kernel="torch" if on_cpu else "fla",
         cached=config.teacher.cache is not None,
+        compiled=config.student.compile,
     )
 
 
@@ -97,35 +97,27 @@ def _student_shape(config: Config, teacher: ModelShape) -> ModelShape:
     return resolve_model(name, "student.from_config" if student.from_config else "student.model")
 
 
-def _efficiency(config: Config, teacher: ModelShape, student: ModelShape) -> Efficiency:
-    assumed = {
-        "teacher": constant("teacher_efficiency_moe" if is_sparse(teacher) else "teacher_efficiency_dense"),
-        "student": constant("student_efficiency_moe" if is_sparse(student) else "student_efficiency_dense"),
-    }
-    if config.student.dtype == "float32":
-        assumed["student"] /= constant("float32_slowdown")
-    if config.teacher.dtype == "float32":
-        assumed["teacher"] /= constant("float32_slowdown")
+def _efficiency(config: Config) -> Efficiency:
+    """What a calibration found, or the closed form as it is."""
     if config.hardware.calibration is None:
-        return Efficiency(**assumed)
-    return _calibrated(config.hardware.calibration, assumed)
-
-
-def _calibrated(file: str, assumed: dict[str, float]) -> Efficiency:
-    path = Path(file).expanduser()
+        return Efficiency()
+    path = Path(config.hardware.calibration).expanduser()
     try:
         fitted = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UserError(f"hardware.calibration: {path} cannot be read: {error}") from None
     if not isinstance(fitted, dict) or not set(fitted) <= _CALIBRATED:
         raise UserError(f"hardware.calibration: {path} must be a mapping of {', '.join(sorted(_CALIBRATED))}")
     for key, value in fitted.items():
         if key != "run" and (isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0):
             raise UserError(f"hardware.calibration: {path}: {key}: {value!r} must be a number, at least 0")
+    for key in ("teacher_time", "student_time"):
+        if fitted.get(key) == 0:
+            raise UserError(f"hardware.calibration: {path}: {key}: 0 would take no time; run `plan --calibrate` again")
     optional = {key: fitted[key] for key in ("reserve", "fixed_gib", "jitter") if key in fitted}
     return Efficiency(
-        teacher=fitted.get("teacher_efficiency", assumed["teacher"]),
-        student=fitted.get("student_efficiency", assumed["student"]),
+        teacher=fitted.get("teacher_time", 1.0),
+        student=fitted.get("student_time", 1.0),
         calibrated_from=str(fitted.get("run", path)),
         **optional,
     )

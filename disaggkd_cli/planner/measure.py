@@ -1,11 +1,10 @@
-"""`--measure RUN_DIR`: what was predicted beside what a run recorded. `--calibrate RUN_DIR`: efficiencies fitted to
-it."""
+"""`--measure RUN_DIR`: what was predicted beside what a run recorded. `--calibrate RUN_DIR`: times fitted to it."""
 
 from __future__ import annotations
 
 import json
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,14 @@ from rich.table import Table
 
 from disaggkd_cli.errors import UserError
 from disaggkd_cli.planner.fit import roles_of
-from disaggkd_cli.planner.flops import student_flops, teacher_flops
-from disaggkd_cli.planner.timing import colocated_timing, disaggregated_timing
+from disaggkd_cli.planner.timing import (
+    colocated_teacher_time,
+    colocated_timing,
+    disaggregated_timing,
+    servers,
+    student_time,
+    teacher_time,
+)
 from disaggkd_cli.planner.traffic import traffic
 from disaggkd_cli.planner.workload import Workload
 
@@ -145,27 +150,27 @@ def compare(work: Workload, recorded: Recorded) -> list[Compared]:
 
 
 def fit(work: Workload, recorded: Recorded, run: str) -> dict[str, Any]:
-    """Efficiencies that make the closed form give the recorded times: shares of the catalogue's bf16 peak."""
+    """Factors on the closed form's times that make it give the recorded ones, as a calibration file has them.
+
+    Raises:
+        UserError: the student only ever waited.
+    """
+    plain = work.with_(efficiency=replace(work.efficiency, teacher=1.0, student=1.0))
     fused = work.implementation == "fused"
-    tokens = work.micro_batch_tokens * work.accumulation
-    computing = recorded.step_seconds - recorded.stall_seconds
+    computing = (recorded.step_seconds - recorded.stall_seconds) / work.accumulation
     if computing <= 0:
-        raise UserError(
-            f"{run}: the student only ever waited, so its efficiency cannot be told; add teachers and run again"
-        )
-    student = tokens * student_flops(work, fused=fused).value / (work.cluster.student_gpu.flops * computing)
-    fitted: dict[str, Any] = {"student_efficiency": _rounded(student), "run": str(run)}
-    busy = None
-    if recorded.colocated:
-        busy = recorded.stall_seconds
+        raise UserError(f"{run}: the student only ever waited, so its speed cannot be told; add teachers and run again")
+    fitted: dict[str, Any] = {
+        "student_time": _rounded(computing / student_time(plain, fused=fused).value),
+        "run": str(run),
+    }
+    if recorded.colocated and recorded.stall_seconds > 0:
+        busy = recorded.stall_seconds / work.accumulation
+        fitted["teacher_time"] = _rounded(busy / colocated_teacher_time(plain).value)
     elif recorded.teacher_idle is not None and recorded.teacher_idle < 1:
-        servers = work.replicas * (1 if work.parallelism == "tensor" else work.ranks_per_replica)
-        busy = recorded.step_seconds * (1 - recorded.teacher_idle) * servers / work.student_ranks
-    if busy:
-        gpus = work.ranks_per_replica if work.parallelism == "tensor" and not recorded.colocated else 1
-        fitted["teacher_efficiency"] = _rounded(
-            tokens * teacher_flops(work).value / (work.cluster.teacher_gpu.flops * busy * gpus)
-        )
+        step = recorded.step_seconds / work.accumulation
+        busy = step * (1 - recorded.teacher_idle) * servers(work) / work.student_ranks
+        fitted["teacher_time"] = _rounded(busy / teacher_time(plain).value)
     return fitted
 
 

@@ -191,6 +191,7 @@ def _mode(one: ModePlan) -> dict[str, Any]:
             if apart
             else 0,
             "fsdp_bytes_per_micro_batch": flow.fsdp.value,
+            "replicas_all_reduce_bytes_per_micro_batch": flow.replicas.value,
             "teacher_gather_bytes_per_micro_batch": 0 if apart else flow.colocated_teacher.value,
             "vocabulary_parallel_bytes_per_micro_batch": flow.vocabulary_parallel.value,
         },

@@ -9,9 +9,9 @@ from disaggkd_cli.planner.colours import COMPONENT_COLOURS, family
 from disaggkd_cli.planner.constants import CONSTANTS, ERROR_BANDS, NOT_MODELLED
 from disaggkd_cli.planner.html_frontier import frontier_svg
 from disaggkd_cli.planner.memory import Phase
+from disaggkd_cli.planner.network import collective_rate, link_rate
 from disaggkd_cli.planner.plan import ModePlan, Plan, figures
-from disaggkd_cli.planner.report_text import TITLES, cost_text, per_second, teacher_text, tokens_text
-from disaggkd_cli.planner.traffic import collective_rate, link_rate
+from disaggkd_cli.planner.report_text import TITLES, cost_text, per_second, teacher_text, times_text, tokens_text
 from disaggkd_cli.units import format_bytes
 
 
@@ -163,7 +163,7 @@ def _traffic(plan: Plan) -> str:
         f"<p>Full logits would take {flow.logits.value:,.0f} B a token "
         f"({flow.logits.value / flow.hidden_states.value:,.0f} times as much); "
         f"the top 64 {flow.top_k.value:,.0f} B, but not exactly. A student rank receives {per_rank:,.3f} of "
-        f"{link_rate(work.cluster):,.1f} GB/s. "
+        f"{link_rate(work):,.1f} GB/s. "
         f"Colocated, the teacher's own gathers would add {format_bytes(flow.colocated_teacher.value)} a "
         "micro-batch.</p>"
         f"<p>{plan.ratio:.2f} teacher GPUs keep one student GPU busy; a ring of {plan.ring_depth} slots is "
@@ -194,14 +194,9 @@ def _provenance(plan: Plan) -> str:
     terms = "".join(
         f"<li><b>{escape(where)}</b><pre>{escape(one.explain())}</pre></li>" for where, one in figures(plan)
     )
-    efficiency = plan.work.efficiency
-    origin = (
-        f"fitted to {escape(efficiency.calibrated_from)}" if efficiency.calibrated_from else "assumed, until calibrated"
-    )
     return (
-        f"<section><h2>How far to trust it</h2><p>Efficiencies {efficiency.teacher:.2f} (teacher) and "
-        f"{efficiency.student:.2f} (student) of "
-        f"bf16 peak: {origin}.</p><ul>{bands}</ul><details><summary>Not modelled</summary><ul>{missing}</ul></details>"
+        f"<section><h2>How far to trust it</h2><p>{escape(times_text(plan.work))}.</p>"
+        f"<ul>{bands}</ul><details><summary>Not modelled</summary><ul>{missing}</ul></details>"
         f"<details><summary>Constants and their sources</summary><ul>{constants}</ul></details>"
         f'<details><summary>Every figure, with its formula</summary><ul class="terms">{terms}</ul></details></section>'
     )

@@ -10,9 +10,10 @@ from rich.text import Text
 
 from disaggkd_cli.planner.colours import COMPONENT_COLOURS, family
 from disaggkd_cli.planner.constants import ERROR_BANDS, NOT_MODELLED
+from disaggkd_cli.planner.efficiency import KERNELS
 from disaggkd_cli.planner.memory import Phase, RankMemory
+from disaggkd_cli.planner.network import collective_rate, link_rate
 from disaggkd_cli.planner.plan import ModePlan, Plan
-from disaggkd_cli.planner.traffic import collective_rate, link_rate
 from disaggkd_cli.planner.workload import Workload
 from disaggkd_cli.units import format_bytes, format_seconds
 
@@ -182,7 +183,7 @@ def _links(plan: Plan) -> Text:
     text.append(f"{per_second(rate)} {bytes_per_token * rate * work.supervised / 1e9:,.2f} GB/s in all, ")
     text.append(
         f"{bytes_per_token * rate * work.supervised / 1e9 / work.student_ranks:,.3f} of "
-        f"{link_rate(work.cluster):,.1f} GB/s a student rank\n"
+        f"{link_rate(work):,.1f} GB/s a student rank\n"
     )
     text.append(f"       FSDP moves {format_bytes(flow.fsdp.value)} a rank and micro-batch at ")
     text.append(f"{collective_rate(work.cluster, work.shard_ranks, work.cluster.student_gpu):,.0f} GB/s")
@@ -249,11 +250,20 @@ def cost_text(one: ModePlan) -> str:
 
 def _small_print(work: Workload) -> Text:
     text = Text("\n", style="dim")
-    rates = f"{work.efficiency.teacher:.2f} (teacher), {work.efficiency.student:.2f} (student) of bf16 peak"
-    if work.efficiency.calibrated_from:
-        text.append(f"efficiencies {rates}, fitted to {work.efficiency.calibrated_from}\n")
-    else:
-        text.append(f"efficiencies {rates}: assumed, until `--calibrate RUN_DIR`\n")
+    text.append(times_text(work) + "\n")
     text.append("error bands: " + "; ".join(f"{name} {band}" for name, band in ERROR_BANDS.items()) + "\n")
     text.append(f"not modelled: {len(NOT_MODELLED)} things, see --json or --html; any figure: --explain TERM")
     return text
+
+
+def times_text(work: Workload) -> str:
+    """What the times rest on."""
+    if work.efficiency.calibrated_from:
+        factors = f"{work.efficiency.teacher:.2f} (teacher), {work.efficiency.student:.2f} (student)"
+        return f"times: closed form times {factors}, fitted to {work.efficiency.calibrated_from}"
+    gpus = {gpu.name: gpu for gpu in (work.cluster.student_gpu, work.cluster.teacher_gpu)}
+    assumed = [name for name, gpu in gpus.items() if not KERNELS.of(gpu.architecture).fitted]
+    text = "times: fitted to published runs"
+    if assumed:
+        text += f"; none on {' and '.join(assumed)}, so as on Hopper"
+    return text + "; --calibrate RUN_DIR fits them to a run of yours"

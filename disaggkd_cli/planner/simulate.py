@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from rich.table import Table
 
 from disaggkd_cli.planner.plan import Plan
-from disaggkd_cli.planner.timing import disaggregated_timing
-from disaggkd_cli.planner.traffic import link_rate, traffic
+from disaggkd_cli.planner.timing import disaggregated_timing, servers
 from disaggkd_cli.planner.workload import Workload
 
 
@@ -139,15 +138,13 @@ def _lognormal(draw: random.Random, mean: float, jitter: float) -> float:
 def simulate_workload(work: Workload, scenario: Scenario = SCENARIOS[0], steps: int = 400) -> Simulated:
     """Simulate the disaggregated run that `work` describes."""
     timing = disaggregated_timing(work)
-    row_bytes = traffic(work).hidden_states.value * work.rows
-    servers = work.replicas * (1 if work.parallelism == "tensor" else work.ranks_per_replica)
     return simulate(
         work.student_ranks,
-        servers,
+        servers(work),
         work.ring_depth,
         timing.student.value,
         timing.teacher.value,
-        transfer_seconds=row_bytes / (link_rate(work.cluster) * 1e9),
+        transfer_seconds=timing.latency - timing.teacher.value,
         jitter=work.efficiency.jitter,
         steps=steps,
         scenario=scenario,

@@ -1,17 +1,24 @@
-"""Step times, rates, bottleneck, and what the ring loses to jitter. Efficiencies are assumptions until calibrated."""
+"""Step times, rates and the bottleneck: what computes, what travels, and who waits for whom."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
+from disaggkd_cli.planner.compute import compute_seconds
 from disaggkd_cli.planner.constants import FULL_LOGITS_BYTES, FUSED_LOGIT_TRAFFIC, constant
-from disaggkd_cli.planner.flops import student_flops, teacher_flops
+from disaggkd_cli.planner.efficiency import KERNELS
+from disaggkd_cli.planner.flops import backward_passes, forward_work, loss_flops
+from disaggkd_cli.planner.network import collective_rate, link_rate, replicas_rate, stage_rate
+from disaggkd_cli.planner.ring import ring_loss
 from disaggkd_cli.planner.terms import Term, term
-from disaggkd_cli.planner.traffic import collective_rate, link_rate, traffic
+from disaggkd_cli.planner.traffic import traffic
 from disaggkd_cli.planner.workload import Workload
 
 _GB = 1e9
+COLLECTIVES, GATHERS, REDUCTIONS = "collectives of the student", "gathers of the teacher", "all-reduces of the teacher"
+STUDENT, TEACHER, LINK = "student", "teacher", "link"
+_OVERLAP = "max(compute, collectives) + x * min(compute, collectives)"
 
 
 @dataclass(frozen=True)
@@ -25,6 +32,7 @@ class Timing:
         tokens_per_second: of the whole run.
         stall_share: share of the student's time spent waiting for hidden states.
         idle_share: share of the teachers' time without work.
+        latency: seconds from a request to its hidden states.
     """
 
     teacher: Term
@@ -34,29 +42,40 @@ class Timing:
     tokens_per_second: float
     stall_share: float
     idle_share: float
+    latency: float = 0.0
 
 
 def student_time(work: Workload, *, fused: bool = True) -> Term:
     """Seconds of one micro-batch on one student rank; the optimizer's share included."""
-    cluster, gpu = work.cluster, work.cluster.student_gpu
-    flow = traffic(work)
+    cluster, gpu, flow = work.cluster, work.cluster.student_gpu, traffic(work)
     per_logit = FUSED_LOGIT_TRAFFIC if fused else 2 * FULL_LOGITS_BYTES[work.divergence]
+    backward = backward_passes(work)
+    compute = compute_seconds(
+        "student token",
+        gpu,
+        forward_work(work.student, work.sequence),
+        sequence=work.sequence,
+        passes=1 + backward,
+        recomputed=work.checkpointing and backward > 0,
+        head=work.supervised * loss_flops(work, fused=fused),
+        logits=work.supervised * work.student.vocabulary * per_logit,
+        element_bytes=work.student_bytes,
+        compiled=work.compiled,
+    )
+    collectives = (flow.fsdp.value + flow.vocabulary_parallel.value) / (
+        collective_rate(cluster, work.shard_ranks, gpu) * _GB
+    ) + flow.replicas.value / (replicas_rate(cluster, work.shard_ranks, work.replicate, gpu) * _GB)
     return term(
         "student micro-batch",
-        "max(T * F_s / (P * e_s), gathers / B) + R * V * c / M + 28 * N / W / (M * A)",
-        "matrix products against FSDP's collectives, whichever is longer; memory traffic of the loss's "
-        "pointwise part (c bytes a "
-        "logit, derived); AdamW's pass over its states once per step",
-        R=work.rows,
-        V=work.student.vocabulary,
-        c=per_logit,
-        T=work.micro_batch_tokens,
-        F_s=student_flops(work, fused=fused).value,
-        P=gpu.flops,
-        e_s=work.efficiency.student,
-        gathers=flow.fsdp.value + flow.vocabulary_parallel.value,
-        B=collective_rate(cluster, work.shard_ranks, gpu) * _GB,
+        f"k * ({_OVERLAP} + 28 * N * trained / W / (M * A))",
+        "compute of T tokens against FSDP's collectives, of which published runs hid little; AdamW's pass over its "
+        "states once per step",
+        k=work.efficiency.student,
+        compute=work.micro_batch_tokens * compute.value,
+        collectives=collectives,
+        x=KERNELS.exposed,
         N=work.student_parameters.total,
+        trained=work.trained,
         W=work.shard_ranks,
         M=gpu.hbm_tb_per_s * 1e12 * constant("hbm_efficiency"),
         A=work.accumulation,
@@ -64,37 +83,77 @@ def student_time(work: Workload, *, fused: bool = True) -> Term:
 
 
 def teacher_time(work: Workload) -> Term:
-    """Seconds of one micro-batch on one rank of a teacher replica."""
-    gpu, ranks = work.cluster.teacher_gpu, work.ranks_per_replica
-    tensor = work.parallelism == "tensor"
-    gathered = 0 if tensor else work.teacher_bytes * work.teacher_parameters.backbone * (ranks - 1) / ranks
+    """Seconds between two micro-batches of one server of a teacher replica: a rank of its own (FSDP), or all ranks of
+    a replica together (tensor, pipeline)."""
+    ranks, gpu = work.ranks_per_replica, work.cluster.teacher_gpu
+    compute = work.micro_batch_tokens * _teacher_token(work).value
+    if ranks == 1:
+        return term(
+            "teacher micro-batch",
+            "k * compute",
+            "forward of the backbone, weights resident",
+            k=work.efficiency.teacher,
+            compute=compute,
+        )
+    rate = collective_rate(work.cluster, ranks, gpu) * _GB
+    if work.parallelism == "tensor":
+        return term(
+            "teacher micro-batch",
+            "k * (compute / t + 2 * L * 2 * T * H_t * b_t * (t - 1) / t / B)",
+            "forward of the backbone, and two all-reduces of the hidden states in every layer, which nothing hides",
+            k=work.efficiency.teacher,
+            compute=compute,
+            t=ranks,
+            L=len(work.teacher.layers),
+            T=work.micro_batch_tokens,
+            H_t=work.teacher.hidden,
+            b_t=work.teacher_bytes,
+            B=rate,
+        )
+    if work.parallelism == "pipeline":
+        handover = stage_rate(work.cluster, ranks, gpu)
+        return term(
+            "teacher micro-batch",
+            "k * max(compute * ceil(L / s) / L, T * H_t * b_t / B)",
+            "a pipeline of s stages gives a micro-batch whenever its longest stage is done; its hidden states go from "
+            "stage to stage meanwhile",
+            k=work.efficiency.teacher,
+            compute=compute,
+            s=ranks,
+            L=len(work.teacher.layers),
+            T=work.micro_batch_tokens,
+            H_t=work.teacher.hidden,
+            b_t=work.teacher_bytes,
+            B=handover * _GB,
+        )
     return term(
         "teacher micro-batch",
-        "max(T * F_t / (P * e_t) / t, gathers / B)",
-        "forward of the backbone; a replica sharded with FSDP gathers it for every micro-batch",
-        T=work.micro_batch_tokens,
-        F_t=teacher_flops(work).value,
-        P=gpu.flops,
-        e_t=work.efficiency.teacher,
-        t=ranks if tensor else 1,
-        gathers=gathered,
-        B=collective_rate(work.cluster, ranks, gpu) * _GB,
+        f"k * ({_OVERLAP})",
+        "forward of the backbone against gathering it for every micro-batch",
+        k=work.efficiency.teacher,
+        compute=compute,
+        collectives=work.teacher_bytes * work.teacher_parameters.backbone * (ranks - 1) / ranks / rate,
+        x=KERNELS.exposed,
     )
+
+
+def servers(work: Workload) -> int:
+    """Parts of the teachers that each answer one request at a time."""
+    return work.replicas * (work.ranks_per_replica if work.parallelism == "fsdp" else 1)
 
 
 def colocated_teacher_time(work: Workload) -> Term:
     """Seconds of the teacher's forward for one micro-batch on one colocated rank."""
-    cluster, gpu = work.cluster, work.cluster.student_gpu
+    gpu = work.cluster.student_gpu
+    rate = collective_rate(work.cluster, work.shard_ranks, gpu) * _GB
     return term(
         "teacher micro-batch",
-        "max(T * F_t / (P * e_t), gathers / B)",
-        "forward of the backbone against gathering it from the ranks of one replica, whichever is longer",
-        T=work.micro_batch_tokens,
-        F_t=teacher_flops(work).value,
-        P=gpu.flops,
-        e_t=work.efficiency.teacher,
-        gathers=traffic(work).colocated_teacher.value,
-        B=collective_rate(cluster, work.shard_ranks, gpu) * _GB,
+        f"k * ({_OVERLAP})",
+        "forward of the backbone against gathering it from the ranks of one copy of the student",
+        k=work.efficiency.teacher,
+        compute=work.micro_batch_tokens * _teacher_token(work, colocated=True).value,
+        collectives=traffic(work).colocated_teacher.value / rate,
+        x=KERNELS.exposed,
     )
 
 
@@ -102,18 +161,15 @@ def colocated_timing(work: Workload, *, fused: bool) -> Timing:
     """Teacher and student take turns on the same ranks."""
     teacher, student = colocated_teacher_time(work), student_time(work, fused=fused)
     tokens = work.student_ranks * work.micro_batch_tokens
-    values = teacher.values
-    gathers = values["gathers"] / values["B"]
-    rates = {
-        "teacher forward": tokens / teacher.value,
-        "student": tokens / student.value,
-    }
-    bottleneck = min(rates, key=rates.get)
-    if bottleneck == "teacher forward" and gathers >= teacher.value:
-        bottleneck = "gathering the teacher's weights"
+    rates = {"teacher forward": tokens / teacher.value, STUDENT: tokens / student.value}
+    slowest = min(rates, key=rates.get)
+    side = teacher if slowest == "teacher forward" else student
+    bottleneck = slowest
+    if side.values["collectives"] > side.values["compute"]:
+        bottleneck = COLLECTIVES if side is student else "gathering the teacher's weights"
     rate = tokens / (teacher.value + student.value)
     share = teacher.value / (teacher.value + student.value)
-    return Timing(teacher, student, rates, bottleneck, rate, share, 0.0)
+    return Timing(teacher, student, rates, bottleneck, rate, share, 0.0, teacher.value)
 
 
 def disaggregated_timing(work: Workload) -> Timing:
@@ -122,73 +178,72 @@ def disaggregated_timing(work: Workload) -> Timing:
     tokens = work.micro_batch_tokens
     if work.cached:
         rate = work.student_ranks * tokens / student.value
-        return Timing(teacher, student, {"student": rate}, "student", rate, 0.0, 0.0)
-    servers = work.replicas * (1 if work.parallelism == "tensor" else work.ranks_per_replica)
+        return Timing(teacher, student, {STUDENT: rate}, _student_name(student), rate, 0.0, 0.0)
     row_bytes = traffic(work).hidden_states.value * work.supervised
-    link = link_rate(work.cluster) * _GB
+    link = link_rate(work) * _GB
+    serving = servers(work)
     rates = {
-        "teacher": servers * tokens / teacher.value,
-        "student": work.student_ranks * tokens / student.value,
-        "link": min(work.student_ranks, work.teacher_ranks) * link / max(row_bytes, 1e-9),
+        TEACHER: serving * tokens / teacher.value,
+        STUDENT: work.student_ranks * tokens / student.value,
+        # A replica's hidden states leave through the one rank that serves them.
+        LINK: min(work.student_ranks, serving) * link / max(row_bytes, 1e-9),
     }
-    latency = teacher.value + tokens * row_bytes / link
+    stages = work.ranks_per_replica if work.parallelism == "pipeline" else 1
+    latency = stages * teacher.value + tokens * row_bytes / link
     if work.ring_depth == 1:
         # The only slot is held while the student computes, so nobody overlaps.
         rates["ring (one slot: no overlap)"] = work.student_ranks * tokens / (student.value + latency)
     else:
         rates["ring depth"] = work.student_ranks * (work.ring_depth - 1) * tokens / latency
-    bottleneck = min(rates, key=rates.get)
+    slowest = min(rates, key=rates.get)
     others = sorted(rates.values())
     waiting = (work.ring_depth - 1) - others[0] * latency / (work.student_ranks * tokens) + 1
     lost = ring_loss(work.efficiency.jitter, waiting, others[1] / others[0] - 1) if work.ring_depth > 1 else 0.0
-    rate = rates[bottleneck] * (1 - lost)
+    rate = rates[slowest] * (1 - lost)
+    names = {STUDENT: _student_name(student), TEACHER: _teacher_name(work, teacher)}
     return Timing(
         teacher,
         student,
         rates,
-        bottleneck,
+        names.get(slowest, slowest),
         rate,
-        max(0.0, 1 - rate / rates["student"]),
-        max(0.0, 1 - rate / rates["teacher"]),
+        max(0.0, 1 - rate / rates[STUDENT]),
+        max(0.0, 1 - rate / rates[TEACHER]),
+        latency,
     )
-
-
-def ring_loss(jitter: float, slots: float, slack: float) -> float:
-    """Share of the throughput lost to jitter, with `slots` batches of buffer and a partner that is `slack` faster.
-
-    From two slots on, the heavy-traffic form of a bounded queue between two stages of variation `jitter`, its
-    constant fitted to simulations (without slack: `1.2 jitter^2 / slots`). With one, each batch takes the longer of
-    the two stages' times. Tested against `simulate.py`."""
-    if jitter <= 0:
-        return 0.0
-    if slots >= 2:
-        return _queue_loss(jitter, slots, slack)
-    one, two = _pair_loss(jitter, slack), _queue_loss(jitter, 2, slack)
-    return one + (two - one) * max(slots - 1, 0.0)
-
-
-def _queue_loss(jitter: float, slots: float, slack: float) -> float:
-    variance = 1.2 * jitter**2
-    exponent = max(slack, 0.0) * slots / variance
-    if exponent < 1e-6:
-        return min(variance / slots, 0.5)
-    return 0.0 if exponent > 50 else min(slack / math.expm1(exponent), variance / slots, 0.5)
-
-
-def _pair_loss(jitter: float, slack: float) -> float:
-    """1 - 1 / E[max(X, Y)] for two normal times with means 1 and 1 / (1 + slack)."""
-    gap = 1 - 1 / (1 + max(slack, 0.0))
-    spread = jitter * math.sqrt(2)
-    density = math.exp(-((gap / spread) ** 2) / 2) / math.sqrt(2 * math.pi)
-    below = (1 + math.erf(gap / spread / math.sqrt(2))) / 2
-    return 1 - 1 / (below + (1 - gap) * (1 - below) + spread * density)
 
 
 def recommended_ring_depth(work: Workload) -> int:
     """The smallest depth that keeps every teacher busy and leaves two slots to even out jitter."""
     if work.cached:
         return 2
-    teacher = teacher_time(work)
     timing = disaggregated_timing(work.with_(ring_depth=64))
-    in_flight = timing.tokens_per_second * teacher.value / (work.student_ranks * work.micro_batch_tokens)
+    in_flight = timing.tokens_per_second * timing.latency / (work.student_ranks * work.micro_batch_tokens)
     return max(2, math.ceil(in_flight + 2 - 1e-9))
+
+
+def _teacher_token(work: Workload, *, colocated: bool = False) -> Term:
+    gpu = work.cluster.student_gpu if colocated else work.cluster.teacher_gpu
+    return compute_seconds(
+        "teacher token",
+        gpu,
+        forward_work(work.teacher, work.sequence),
+        sequence=work.sequence,
+        element_bytes=work.teacher_bytes,
+    )
+
+
+def _student_name(student: Term) -> str:
+    return COLLECTIVES if student.values["collectives"] > student.values["compute"] else STUDENT
+
+
+def _teacher_name(work: Workload, teacher: Term) -> str:
+    """What the teachers spend most of their time on."""
+    values = teacher.values
+    if work.ranks_per_replica == 1:
+        return TEACHER
+    if work.parallelism == "tensor":
+        return REDUCTIONS if teacher.value > 2 * values["k"] * values["compute"] / values["t"] else TEACHER
+    if work.parallelism == "pipeline":
+        return TEACHER
+    return GATHERS if values["collectives"] > values["compute"] else TEACHER

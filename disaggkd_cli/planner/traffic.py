@@ -1,14 +1,11 @@
-"""Bytes on every link: per token between teacher and student, per micro-batch inside a sharded model; and what links
-give."""
+"""Bytes on every link: per token between teacher and student, per micro-batch inside a sharded model."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from disaggkd_cli.planner.constants import constant
-from disaggkd_cli.planner.hardware import Gpu
 from disaggkd_cli.planner.terms import Term, term
-from disaggkd_cli.planner.workload import Cluster, Workload
+from disaggkd_cli.planner.workload import Workload
 
 
 @dataclass(frozen=True)
@@ -21,6 +18,7 @@ class Traffic:
     top_k: Term
     request: Term
     fsdp: Term
+    replicas: Term
     colocated_teacher: Term
     vocabulary_parallel: Term
 
@@ -40,6 +38,7 @@ def traffic(work: Workload) -> Traffic:
             S=work.sequence,
         ),
         fsdp=_fsdp(work),
+        replicas=_replicas(work),
         colocated_teacher=term(
             "teacher all-gather",
             "b_t * N_t * (W - 1) / W",
@@ -61,12 +60,9 @@ def traffic(work: Workload) -> Traffic:
 
 def _fsdp(work: Workload) -> Term:
     parameters = work.student_parameters
-    formula = "(b * (N - A) + b * N_layers + 4 * trained * (N - A)) * (W - 1) / W"
-    if work.replicate > 1:
-        formula += " + 2 * 4 * trained * N / W * (C - 1) / C"
     return term(
         "FSDP collectives",
-        formula,
+        "(b * (N - A) + b * N_layers + 4 * trained * (N - A)) * (W - 1) / W",
         "all-gather in forward, again in backward (the root stays whole), reduce-scatter of float32 "
         "gradients, for every micro-batch; a head that the ranks share stays where it is",
         b=work.student_bytes,
@@ -75,19 +71,17 @@ def _fsdp(work: Workload) -> Term:
         N_layers=parameters.layers,
         trained=work.trained,
         W=work.shard_ranks,
-        C=work.replicate,
     )
 
 
-def collective_rate(cluster: Cluster, ranks: int, gpu: Gpu) -> float:
-    """GB/s at which one rank sends or receives in a large collective: NVLink inside a node, all of a node's NICs
-    across nodes."""
-    inside = gpu.nvlink_gb_per_s * constant("nvlink_efficiency") or gpu.pcie_gb_per_s * constant("pcie_efficiency")
-    if ranks <= cluster.gpus_per_node:
-        return inside
-    return min(inside, cluster.gpus_per_node * constant("nic_efficiency") * cluster.nic_gb_per_s)
-
-
-def link_rate(cluster: Cluster) -> float:
-    """GB/s of one rank's links between teacher and student."""
-    return cluster.nic_gb_per_s * constant("point_to_point_efficiency")
+def _replicas(work: Workload) -> Term:
+    return term(
+        "all-reduce over the student's replicas",
+        "2 * 4 * trained * N / W * (C - 1) / C",
+        "each rank's shard of the float32 gradients, for every micro-batch, with the ranks of the C replicas that hold "
+        "the same shard",
+        trained=work.trained,
+        N=work.student_parameters.total,
+        W=work.shard_ranks,
+        C=work.replicate,
+    )

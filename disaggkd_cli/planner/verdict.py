@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from disaggkd_cli.planner.cost import comparable, cost_of
+from disaggkd_cli.planner.cost import comparable, cost_of, gpus_of
 from disaggkd_cli.planner.fit import overflowing, roles_of, smallest_remedy
 from disaggkd_cli.planner.memory import colocated_rank, student_rank
+from disaggkd_cli.planner.network import out_of_reach
 from disaggkd_cli.planner.timing import Timing
 from disaggkd_cli.planner.workload import Workload
 from disaggkd_cli.units import format_bytes
@@ -65,6 +66,9 @@ def _nodes(work: Workload) -> int:
 def why_not(work: Workload, mode: str) -> str:
     """Which role overflows by how much, the largest terms of its fullest phase, and the smallest change that mends
     it."""
+    apart = out_of_reach(work, gpus_of(work, mode))
+    if apart:
+        return apart
     missing = overflowing(work, mode)
     if not missing:
         return "fits"

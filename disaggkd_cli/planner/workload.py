@@ -35,11 +35,11 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Efficiency:
-    """Achieved shares of bf16 peak, and what memory overheads to expect. Assumptions until `calibrated_from` names a
-    run."""
+    """What a calibration found: measured times over those of the closed form, and memory overheads. Without one (no
+    `calibrated_from`) times are as published runs of others had them."""
 
-    teacher: float
-    student: float
+    teacher: float = 1.0
+    student: float = 1.0
     reserve: float = field(default_factory=lambda: constant("reserve"))
     fixed_gib: float = 0.0
     jitter: float = field(default_factory=lambda: constant("jitter"))
@@ -62,6 +62,7 @@ class Workload:
         links_per_rank: `transport.links_per_rank`; `nccl_links`: each link has a NCCL communicator.
         vocabulary_parallel: true, false, or auto (see `losses.placement`), as `loss.vocabulary_parallel`.
         cached: hidden states come from a directory, so there are no teacher ranks.
+        compiled: the student's layers run under `torch.compile`.
     """
 
     teacher: ModelShape
@@ -96,6 +97,7 @@ class Workload:
     nccl_links: bool = True
     delta_kernel: str = "fla"
     cached: bool = False
+    compiled: bool = False
     optimizer_bytes: int = 8
 
     @cached_property

@@ -25,7 +25,7 @@ def toy_work(**changes: object) -> Workload:
         "teacher": toy_model(3, hidden=16, name="teacher"),
         "student": toy_model(2, name="student"),
         "cluster": Cluster(GPU, GPU, gpus_per_node=8, nic_gb_per_s=50.0),
-        "efficiency": Efficiency(teacher=0.5, student=0.4),
+        "efficiency": Efficiency(),
         "student_ranks": 4,
         "micro_batch_tokens": 64,
         "sequence": 32,

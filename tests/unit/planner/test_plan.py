@@ -308,19 +308,19 @@ def test_measure_compares_bytes_exactly(tmp_path):
 
 def test_calibration_reproduces_the_recorded_times(tmp_path, reference):
     from disaggkd_cli.planner.measure import fit, read_run
-    from disaggkd_cli.planner.timing import student_time
+    from disaggkd_cli.planner.timing import colocated_teacher_time, student_time
 
     _write_run(tmp_path, teachers=False)
     work = toy_work(micro_batch_tokens=32 * 10**6)
     fitted = fit(work, read_run(tmp_path), str(tmp_path))
-    changed = work.with_(efficiency=type(work.efficiency)(fitted["teacher_efficiency"], fitted["student_efficiency"]))
-    values = student_time(changed).values
-    assert values["T"] * values["F_s"] / (values["P"] * values["e_s"]) == pytest.approx(1.5, rel=1e-3)
+    changed = work.with_(efficiency=type(work.efficiency)(fitted["teacher_time"], fitted["student_time"]))
+    assert student_time(changed).value == pytest.approx(1.5, rel=1e-3)
+    assert colocated_teacher_time(changed).value == pytest.approx(0.5, rel=1e-3)
     path = tmp_path / "c.yaml"
     path.write_text(yaml.safe_dump(fitted))
     reference.hardware.calibration = str(path)
     assert workload_of(reference).efficiency.calibrated_from == str(tmp_path)
-    path.write_text("student_efficency: 0.5")
+    path.write_text("student_tiem: 0.5")
     with pytest.raises(UserError, match="must be a mapping of"):
         workload_of(reference)
 
@@ -402,7 +402,7 @@ def test_each_kind_of_gpu_has_its_price(reference):
     reference.hardware.teacher_gpu, reference.hardware.teacher_gpu_hour_price = "A100-80-SXM", 1.0
     plan = make_plan(workload_of(reference))
     apart, together = plan.modes["disaggregated_fused"], plan.modes["colocated_fused"]
-    assert apart.cost.per_hour == 16 * 3.0 + 2 * 1.0
+    assert apart.cost.per_hour == 16 * 3.0 + 4 * 1.0
     assert together.cost.per_hour == 16 * 3.0
     page = render_html(plan)
     assert "(student) and 1 (teacher) a GPU-hour" in page

@@ -44,7 +44,7 @@ def test_bytes_on_the_wire_are_exact(tmp_path, wire):
     assert wired.predicted == wired.measured
     fitted = fit(work, recorded, "run")
     calibrated = work.with_(
-        efficiency=type(work.efficiency)(fitted["teacher_efficiency"], fitted["student_efficiency"], jitter=0.0)
+        efficiency=type(work.efficiency)(fitted["teacher_time"], fitted["student_time"], jitter=0.0)
     )
     step = next(one for one in compare(calibrated, recorded) if one.name == "step")
     assert abs(step.error) < 0.25

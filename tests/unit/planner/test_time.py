@@ -6,20 +6,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from disaggkd_cli.planner.flops import forward_flops, mean_context, student_flops
-from disaggkd_cli.planner.hardware import Gpu
+from disaggkd_cli.planner.compute import compute_seconds
+from disaggkd_cli.planner.efficiency import KERNELS
+from disaggkd_cli.planner.fit import fits
+from disaggkd_cli.planner.flops import forward_flops, forward_work, mean_context, student_flops
+from disaggkd_cli.planner.hardware import Gpu, load_catalogue
 from disaggkd_cli.planner.models import resolve_model
+from disaggkd_cli.planner.network import collective_rate, link_rate, replicas_rate
+from disaggkd_cli.planner.ring import ring_loss
 from disaggkd_cli.planner.simulate import Scenario, simulate, simulate_workload
 from disaggkd_cli.planner.split import ideal_ratio, smallest_replica, splits
 from disaggkd_cli.planner.timing import (
+    COLLECTIVES,
     colocated_timing,
     disaggregated_timing,
     recommended_ring_depth,
-    ring_loss,
     student_time,
     teacher_time,
 )
-from disaggkd_cli.planner.traffic import collective_rate, traffic
+from disaggkd_cli.planner.traffic import traffic
+from disaggkd_cli.planner.verdict import why_not
 from disaggkd_cli.planner.workload import Cluster
 
 from .planner_toys import GPU, toy_model, toy_work
@@ -63,6 +69,10 @@ def test_payload_bytes_of_known_teachers(name, hidden, logits):
 def test_collectives_by_hand():
     flow = traffic(toy_work())
     assert flow.fsdp.value == (2 * 1704 + 2 * 1184 + 4 * 1704) * 3 / 4
+    assert flow.replicas.value == 0
+    copies = traffic(toy_work(replicate=2))
+    assert copies.fsdp.value == (2 * 1704 + 2 * 1184 + 4 * 1704) / 2
+    assert copies.replicas.value == 2 * 4 * 1704 / 2 / 2
     assert flow.colocated_teacher.value == pytest.approx(2 * toy_work().teacher_parameters.backbone * 3 / 4)
     assert flow.vocabulary_parallel.value == 0
     sharded = traffic(toy_work(vocabulary_parallel=True))
@@ -78,12 +88,118 @@ def test_collective_rates():
     assert collective_rate(cluster, 2, without) == pytest.approx(32 * 0.87)
 
 
+def test_replicas_reduce_over_the_network():
+    cluster = Cluster(GPU, GPU, gpus_per_node=8, nic_gb_per_s=50)
+    # All replicas in one node; a replica a node: eight shards share eight NICs; four replicas of two ranks in a node.
+    assert replicas_rate(cluster, 2, 4, GPU) == pytest.approx(360)
+    assert replicas_rate(cluster, 8, 8, GPU) == pytest.approx(37)
+    assert replicas_rate(cluster, 64, 2, GPU) == pytest.approx(37)
+    assert replicas_rate(cluster, 2, 8, GPU) == pytest.approx(148)
+
+
+def _slow_network(gbps):
+    student, teacher = resolve_model("qwen3-8b", "s"), resolve_model("qwen3-32b", "t")
+    gpu = load_catalogue().gpus["H100-SXM"]
+    return toy_work(
+        teacher=teacher,
+        student=student,
+        cluster=Cluster(gpu, gpu, 8, gbps / 8),
+        student_ranks=64,
+        replicas=256,
+        replicate=8,
+        micro_batch_tokens=4096,
+        sequence=4096,
+        checkpointing=True,
+    )
+
+
+def test_a_slow_network_between_replicas_is_the_bottleneck():
+    """Each rank reduces 7.2 GB over its NIC, for 4,096 tokens of each of 64 ranks."""
+    bytes_reduced = 2 * 4 * 8_190_735_360 / 8 * 7 / 8
+    for gbps in (12.5, 1.25):
+        timing = disaggregated_timing(_slow_network(gbps))
+        over_nics = 64 * 4096 / (bytes_reduced / (gbps / 8 * 0.74e9))
+        assert timing.bottleneck == COLLECTIVES
+        assert 0.85 * over_nics < timing.tokens_per_second <= over_nics
+    assert disaggregated_timing(_slow_network(400)).tokens_per_second > 4 * timing.tokens_per_second
+
+
+def test_gathers_over_a_slow_network_are_the_bottleneck():
+    timing = disaggregated_timing(_slow_network(1.25).with_(replicate=1))
+    assert timing.bottleneck == COLLECTIVES
+
+
+def test_links_inside_a_node_are_not_the_networks():
+    cards = load_catalogue().gpus["RTX4090"]
+    box = toy_work(cluster=Cluster(cards, cards, 4, 2.5 / 8), student_ranks=1)
+    assert link_rate(box) == pytest.approx(32 * 0.87)
+    assert link_rate(box.with_(student_ranks=4)) == pytest.approx(2.5 / 8 * 0.7)
+    other = load_catalogue().gpus["A6000"]
+    apart = box.with_(cluster=Cluster(cards, other, 4, 2.5 / 8))
+    assert link_rate(apart) == pytest.approx(2.5 / 8 * 0.7)
+
+
+def test_without_a_network_all_is_on_one_node():
+    gpu = load_catalogue().gpus["RTX4090"]
+    box = toy_work(cluster=Cluster(gpu, gpu, 2, 0.0), student_ranks=1)
+    assert fits(box, "disaggregated_fused")
+    larger = box.with_(student_ranks=2)
+    assert not fits(larger, "disaggregated_fused") and fits(larger, "colocated_fused")
+    assert "hardware.nic_gbps=0" in why_not(larger, "disaggregated_fused")
+
+
+@pytest.mark.parametrize(("parallelism", "senders"), [("fsdp", 8), ("tensor", 2), ("pipeline", 2)])
+def test_only_ranks_that_send_use_their_network(parallelism, senders):
+    work = toy_work(replicas=2, ranks_per_replica=4, parallelism=parallelism, student_ranks=16)
+    row = traffic(work).hidden_states.value
+    assert disaggregated_timing(work).rates["link"] == pytest.approx(senders * link_rate(work) * 1e9 / row)
+
+
 def test_teacher_time_by_hand():
+    """Matrix products, attention and memory traffic, each at its own rate, by hand."""
     work = toy_work(micro_batch_tokens=32 * 10**6)
-    flops = 2 * work.teacher_parameters.active_layers + 3 * 4 * 8 * 16
-    assert teacher_time(work).value == pytest.approx(32e6 * flops / (1000e12 * 0.5))
-    tensor = teacher_time(work.with_(ranks_per_replica=4, parallelism="tensor"))
-    assert tensor.value == pytest.approx(teacher_time(work).value / 4)
+    hopper, forward = KERNELS.of("hopper"), forward_work(work.teacher, 32)
+    seconds = forward.dense / (800e12 * hopper.matmul) + forward.attention / (800e12 * hopper.attention)
+    seconds += hopper.pointwise * forward.saved / (3e12 * 0.8)
+    assert teacher_time(work).value == pytest.approx(32e6 * seconds)
+
+
+def test_layouts_of_a_teacher_have_their_price():
+    one = toy_work(teacher=resolve_model("llama-3.1-405b", "t"), micro_batch_tokens=8192, sequence=8192)
+    gpu = load_catalogue().gpus["H100-SXM"]
+    one = one.with_(cluster=Cluster(gpu, gpu, 8, 50.0))
+    alone = teacher_time(one).value
+    tensor = teacher_time(one.with_(ranks_per_replica=16, parallelism="tensor")).value
+    # Two all-reduces in each of 126 layers, over all NICs of two nodes: 0.43 s.
+    assert tensor - alone / 16 == pytest.approx(0.43, abs=0.005)
+    inside = teacher_time(one.with_(ranks_per_replica=8, parallelism="tensor")).value
+    assert inside - alone / 8 == pytest.approx(2 * 126 * 2 * 8192 * 16384 * 2 * 7 / 8 / 360e9, rel=1e-6)
+    pipeline = one.with_(ranks_per_replica=16, parallelism="pipeline")
+    assert teacher_time(pipeline).value == pytest.approx(alone * 8 / 126)
+    assert disaggregated_timing(pipeline).latency > 16 * alone * 8 / 126
+
+
+def test_no_plan_passes_the_measured_matrix_rate():
+    """Nothing computes faster than the largest matrix product that was ever measured on the GPU."""
+    for gpu in load_catalogue().gpus.values():
+        for name in ("llama-3.1-405b", "qwen3-0.6b", "qwen3.5-397b-a17b", "deepseek-v3"):
+            shape = resolve_model(name, "t")
+            for passes in (1, 3):
+                for sequence in (512, 262_144):
+                    forward = forward_work(shape, sequence)
+                    term = compute_seconds("token", gpu, forward, sequence=sequence, passes=passes, compiled=True)
+                    assert passes * forward.flops / term.value <= gpu.matmul_tflops * 1e12, (gpu.name, name)
+
+
+def test_attention_costs_more_than_matrix_products():
+    shape = resolve_model("llama-3.1-8b", "t")
+    gpu = load_catalogue().gpus["H100-SXM"]
+
+    def rate(sequence):
+        forward = forward_work(shape, sequence)
+        return forward.flops / compute_seconds("token", gpu, forward, sequence=sequence).value
+
+    assert rate(4096) > 1.3 * rate(262_144)
 
 
 def test_colocated_takes_turns_and_disaggregated_overlaps():
