@@ -17,7 +17,7 @@ from disaggkd_cli.models import model_fingerprint, requested_states
 from disaggkd_cli.models.verified import VerifiedTeacher, load_verified_teacher
 from disaggkd_cli.runtime import logger, meet, set_up
 from disaggkd_cli.training.run_directory import RunDirectory
-from disaggkd_cli.transport import SEND_BUFFERS, Identity, Request, Served, merge_requests, serve, split_states
+from disaggkd_cli.transport import Identity, Request, Served, serve
 
 Forward = Callable[[Request], Tensor]
 
@@ -49,10 +49,8 @@ def run_teacher(config: Config, place: Place, directory: RunDirectory | None) ->
         served = teach(teacher, lambda request: teacher_rows(teacher.backbone, request, device))
     if served is None:
         return "told to stop"
-    logger.info(
-        "%s: answered %d requests (%d rows) in %d forwards, idle %.0f%%", served.reason, served.requests, served.rows,
-        served.forwards, 100 * served.idle_share,
-    )  # fmt: skip
+    figures = (served.requests, served.rows, 100 * served.idle_share)
+    logger.info("%s: answered %d requests (%d rows), idle %.0f%%", served.reason, *figures)
     if served.reason == "student vanished":
         raise RunError(f"{place.name}: no student for transport.teacher_wait={config.transport.teacher_wait:g} s")
     return served.reason
@@ -77,7 +75,6 @@ def serve_students(
         UserError: no student belongs to it.
         RunError: the rendezvous was never there, or forwards kept failing.
     """
-    merge_tokens = verified_merge_tokens(config, forward, teacher.vocabulary_size)
     identity = Identity(
         role=place.name,
         teacher_fingerprint=model_fingerprint(teacher.source),
@@ -96,7 +93,6 @@ def serve_students(
         student_wait=wait,
         bind=config.launch.bind,
         checksum=config.transport.checksum,
-        merge_tokens=merge_tokens,
         device=device,
         backend=config.transport.backend,
         stop=stop,
@@ -107,42 +103,3 @@ def serve_students(
 def teacher_rows(backbone: nn.Module, request: Request, device: torch.device) -> Tensor:
     """Return the hidden states [R, H_t] that a request asks for."""
     return requested_states(backbone, request.input_ids, request.document_lengths, request.rows, device)
-
-
-def verified_merge_tokens(config: Config, forward: Forward, vocabulary: int) -> int:
-    """Return `teacher.merge_tokens` where merging requests changes no bit of their hidden states, else 0; log which.
-
-    Proved on random requests at this run's sizes: of one and two sequences, and of full micro-batches as many as can
-    ever wait together, at the full sequence length and at a shorter one. It is a proof for these: kernels are chosen
-    by size, and a mixture of experts sizes some by its tokens.
-    """
-    limit, length = config.teacher.merge_tokens, config.data.sequence_length
-    if not limit:
-        return 0
-    full = config.train.micro_batch_sequences
-    most = min(SEND_BUFFERS * config.student.ranks, limit // (full * length))
-    groups = [[1, 2], *([full] * count for count in sorted({2, most}) if 2 <= count <= most)]
-    for sequence in (length, max(2, length * 3 // 5)):
-        for group in groups:
-            requests = [_random_request(index, size, sequence, vocabulary) for index, size in enumerate(group)]
-            try:
-                together = split_states(forward(merge_requests(requests)), requests)
-                same = all(map(torch.equal, together, map(forward, requests)))
-            except torch.OutOfMemoryError:
-                logger.warning("teacher.merge_tokens=%d is off: no memory for %d sequences at once", limit, sum(group))
-                return 0
-            if not same:
-                what = f"requests of {group} sequences of {sequence} tokens"
-                logger.warning("teacher.merge_tokens=%d is off: a shared forward changes bits of %s", limit, what)
-                return 0
-    logger.info("teacher.merge_tokens=%d: requests that share a forward keep every bit", limit)
-    return limit
-
-
-def _random_request(index: int, sequences: int, length: int, vocabulary: int) -> Request:
-    # Those of odd index hold two documents a sequence, as packing and padding make them: such masks spread in a batch.
-    generator = torch.Generator().manual_seed(index)
-    ids = torch.randint(0, vocabulary, (sequences, length), generator=generator, dtype=torch.int32)
-    documents = [length // 2, length - length // 2] if index % 2 else [length]
-    lengths = torch.tensor(documents * sequences, dtype=torch.int32)
-    return Request(index, ids, lengths, torch.arange(ids.numel(), dtype=torch.int32))

@@ -20,7 +20,7 @@ _AT_LEAST_ONE = (
     "transport.ring_depth", "transport.links_per_rank",
 )  # fmt: skip
 _AT_LEAST_ZERO = (
-    "seed", "teacher.merge_tokens", "loss.kd_weight", "loss.ce_weight", "train.learning_rate", "train.warmup_steps",
+    "seed", "loss.kd_weight", "loss.ce_weight", "train.learning_rate", "train.warmup_steps",
     "train.weight_decay", "train.clip_norm", "train.eval_every", "train.save_every", "transport.teacher_wait",
 )  # fmt: skip
 _ABOVE_ZERO = ("loss.temperature", "transport.timeout")

@@ -69,10 +69,6 @@ class TeacherConfig:
     attention: str = "auto"
     """Attention kernels: auto (transformers' choice), eager, sdpa, or flash_attention_2 (needs flash-attn)."""
 
-    merge_tokens: int = 0
-    """Most tokens of several requests that one forward may take together; 0 = one request a forward. The teacher
-    proves at start that merging changes no bit, and turns it off with a warning where it does."""
-
     trust_remote_code: bool = False
     """Let the model directory's own Python code run. Off unless you trust whoever wrote it."""
 

@@ -9,7 +9,7 @@ Teacher side (one call per teacher rank; blocks until the student ends):
         Identity("teacher 1", teacher_fingerprint="...", tokenizer_fingerprint="...", vocabulary_size=49152,
                  hidden_size=576, wire_dtype="bfloat16", run_id=""),
         forward,                       # Request -> [R, H_t] hidden states; runs in the calling thread
-        timeout=60, student_wait=300, merge_tokens=0, device=device, backend="auto", stop=threading_event,
+        timeout=60, student_wait=300, device=device, backend="auto", stop=threading_event,
         on_event=print)
     served.reason                      # "finished" | "stopped" | "told to stop" | "student vanished"
 
@@ -44,17 +44,14 @@ from disaggkd_cli.transport.errors import (
     TeachersLost,
 )
 from disaggkd_cli.transport.identity import Identity
-from disaggkd_cli.transport.merge import merge_requests, split_states
 from disaggkd_cli.transport.meter import name_bottleneck
 from disaggkd_cli.transport.pool import TeacherPool
 from disaggkd_cli.transport.protocol import Request, StopReason
 from disaggkd_cli.transport.rendezvous import open_store
 from disaggkd_cli.transport.ring import HiddenStateRing, Lease
 from disaggkd_cli.transport.server import Served, serve
-from disaggkd_cli.transport.teacher_link import SEND_BUFFERS
 
 __all__ = [
-    "SEND_BUFFERS",
     "ChannelWedged",
     "CorruptPayload",
     "ForwardFailed",
@@ -71,11 +68,9 @@ __all__ = [
     "TeacherPool",
     "TeachersLost",
     "listen",
-    "merge_requests",
     "name_bottleneck",
     "open_store",
     "resolve_bind",
     "serve",
     "split_endpoint",
-    "split_states",
 ]

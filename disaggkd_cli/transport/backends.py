@@ -72,11 +72,6 @@ def agree_on_backend(student: Identity, teacher: Identity) -> str:
     return "nccl"
 
 
-def cuda_of(device: torch.device) -> Cuda | None:
-    """Return the streams and events of a CUDA device, or None for the CPU."""
-    return Cuda(device) if device.type == "cuda" else None
-
-
 def open_payloads(
     link: Link,
     student: Identity,

@@ -60,6 +60,11 @@ class Cuda:
         event.synchronize()
 
 
+def cuda_of(device: torch.device) -> Cuda | None:
+    """Return the streams and events of a CUDA device, or None for the CPU."""
+    return Cuda(device) if device.type == "cuda" else None
+
+
 def wait_for_event(event: torch.cuda.Event, seconds: float, gone: Callable[[], bool] = lambda: False) -> bool:
     """Return whether `event` is done within so many seconds; False early when `gone()`.
 

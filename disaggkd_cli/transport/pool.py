@@ -14,8 +14,9 @@ import torch.distributed as dist
 
 from disaggkd_cli.addresses import resolve_bind
 from disaggkd_cli.errors import RunError
-from disaggkd_cli.transport.backends import agree_on_backend, cuda_of, describe_device
+from disaggkd_cli.transport.backends import agree_on_backend, describe_device
 from disaggkd_cli.transport.connections import StoreConnections
+from disaggkd_cli.transport.cuda import cuda_of
 from disaggkd_cli.transport.errors import IncompatiblePeer, TeachersLost
 from disaggkd_cli.transport.identity import Identity, compare_identities
 from disaggkd_cli.transport.ledger import Entry, Ledger

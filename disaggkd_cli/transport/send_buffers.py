@@ -7,10 +7,6 @@ import threading
 import torch
 from torch import Tensor
 
-MOST_REPLIES = 8
-"""Replies of a teacher, over all its links, that are computed and not yet taken; a forward waits for fewer. One forward
-fills one at a time, so a few on their way keep it busy; more would cost memory with every student rank that joins."""
-
 
 class SendBuffers:
     """Buffers that are taken for a reply and given back when it has gone. Any thread may call.

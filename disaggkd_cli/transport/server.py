@@ -6,6 +6,7 @@ link move data, so the next forward runs while earlier replies travel from the l
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Callable
@@ -17,9 +18,10 @@ from torch import Tensor
 
 from disaggkd_cli.addresses import resolve_bind
 from disaggkd_cli.errors import RunError, UserError
-from disaggkd_cli.transport.answers import MOST_FAILURES, Answerer, ScheduledRequest
-from disaggkd_cli.transport.backends import cuda_of, describe_device
+from disaggkd_cli.transport.answers import MOST_FAILURES, Answerer, Reply
+from disaggkd_cli.transport.backends import describe_device
 from disaggkd_cli.transport.connections import StoreConnections
+from disaggkd_cli.transport.cuda import cuda_of
 from disaggkd_cli.transport.faults import Faults
 from disaggkd_cli.transport.identity import Identity
 from disaggkd_cli.transport.protocol import Header, Kind, Request, StopReason
@@ -32,9 +34,9 @@ from disaggkd_cli.transport.rendezvous import (
     student_end,
     withdraw_teacher,
 )
-from disaggkd_cli.transport.send_buffers import MOST_REPLIES, SendBuffers
-from disaggkd_cli.transport.teacher_link import SEND_BUFFERS, PendingRequest, TeacherLink
-from disaggkd_cli.transport.turns import next_group
+from disaggkd_cli.transport.request_queue import PendingRequest, RequestQueue
+from disaggkd_cli.transport.send_buffers import SendBuffers
+from disaggkd_cli.transport.teacher_link import TeacherLink
 
 _WATCH_SECONDS = 0.1
 _LINGER_SECONDS = 5.0
@@ -50,7 +52,6 @@ class Served:
     reason: str
     requests: int
     rows: int
-    forwards: int
     idle_share: float
 
 
@@ -63,7 +64,6 @@ def serve(
     student_wait: float = 300.0,
     bind: str = "loopback",
     checksum: bool = True,
-    merge_tokens: int = 0,
     device: torch.device | None = None,
     backend: str = "auto",
     stop: threading.Event | None = None,
@@ -79,9 +79,6 @@ def serve(
         timeout: seconds for any one transfer (`transport.timeout`), the same on both sides.
         bind: `launch.bind`, see `resolve_bind`.
         checksum: put a crc32 into each READY; payloads over NCCL have none.
-        merge_tokens: requests that wait together, with sequences of one length, share a forward up to this many tokens;
-            `forward` then gets them as one request (`merge_requests`). 0 gives each a forward of its own. To be set
-            only where a row's hidden states do not depend on what else is in the batch.
         device: where `forward` computes; payloads are sent from there. Default: the CPU.
         backend: `transport.backend`, see `agree_on_backend`.
 
@@ -97,7 +94,6 @@ def serve(
         student_wait=student_wait,
         bind=bind,
         checksum=checksum,
-        merge_tokens=merge_tokens,
         device=device or torch.device("cpu"),
         backend=backend,
         on_event=on_event,
@@ -106,7 +102,10 @@ def serve(
 
 
 class TeacherServer:
-    """The state that the threads of one `serve` share."""
+    """The state that the threads of one `serve` share; see `teacher_link.LinkOwner` for what its links call.
+
+    `changed` is the lock of all of it and tells of changes; methods take it themselves unless they say otherwise.
+    """
 
     def __init__(
         self,
@@ -118,90 +117,100 @@ class TeacherServer:
         student_wait: float,
         bind: str,
         checksum: bool,
-        merge_tokens: int,
         device: torch.device,
         backend: str,
         on_event: Callable[[str], None] | None,
     ):
         self.identity = replace(identity, **describe_device(device, backend))
         self.checksum = checksum
-        self.device, self.cuda = device, cuda_of(device)
+        self.cuda = cuda_of(device)
         self.buffers = SendBuffers(device)
         self.timeout = timeout
         self.student_wait = student_wait
         self.bind = self._bind = bind
+        self.faults = Faults(identity.role)
         self.changed = threading.Condition()
         self._connect = connect
         self._on_event = on_event
-        self._links: list[TeacherLink] = []
-        self._turn = 0
+        self._queue = RequestQueue()
+        self._links: dict[int, TeacherLink] = {}
+        self._link_numbers = itertools.count()
         self._ended = ""
         self._leaving = False
         self._failure: BaseException | None = None
         self._alone_since = time.monotonic()
-        self.faults = Faults(identity.role)
+        self._device = device
         self._answerer = Answerer(
-            identity, forward, device=device, merge_tokens=merge_tokens, faults=self.faults, log=self._log
+            identity, forward, device=device, buffer_of=self._buffer_of, faults=self.faults, log=self._log
         )
 
     def run(self, stop: threading.Event) -> Served:
+        """Serve in the calling thread; see `serve`."""
         watcher = threading.Thread(target=self._watch, name="rendezvous watch", daemon=True)
         watcher.start()
         answerer = self._answerer
         try:
             while True:
-                group, reason = self._next(stop)
-                if reason:
-                    idle = answerer.meter.idle_share()
-                    return Served(reason, answerer.requests, answerer.rows, answerer.forwards, idle)
-                for turn, reply in answerer.answer(group):
-                    turn.link.outbox.put(reply)
-                    if reply.payload is None:
-                        self.buffer_free(turn.link, turn.buffer)
-                    if answerer.failures >= MOST_FAILURES:
-                        count, cause = answerer.failures, answerer.last_error
-                        raise RunError(f"{self.identity.role}: {count} forwards in a row failed: {cause}")
+                pending, reason = self._next(stop)
+                if pending is None:
+                    return Served(reason, answerer.requests, answerer.rows, answerer.meter.idle_share())
+                self._send(pending, answerer.answer(pending))
+                if answerer.failures >= MOST_FAILURES:
+                    count, cause = answerer.failures, answerer.last_error
+                    raise RunError(f"{self.identity.role}: {count} forwards in a row failed: {cause}")
         finally:
             self._leave(watcher)
 
-    def _next(self, stop: threading.Event) -> tuple[list[ScheduledRequest], str]:
-        """Wait for requests whose turn it is, of links that have free send buffers, or for the reason to end."""
+    def _next(self, stop: threading.Event) -> tuple[PendingRequest | None, str]:
+        """Wait for the request whose turn it is, or for the reason to end."""
         with self.changed:
             while True:
                 if self._failure is not None:
                     raise self._failure
                 if stop.is_set():
-                    return [], "told to stop"
-                busy = sum(SEND_BUFFERS - len(link.free_buffers) for link in self._links)
-                full = busy >= MOST_REPLIES
-                group = [] if full else next_group(self._links, self._turn, self._answerer.merge_tokens)
-                if group:
-                    self._turn = group[0] + 1
-                    links = [self._links[index] for index in group]
-                    return [
-                        ScheduledRequest(link, link.pending.popleft(), link.free_buffers.popleft()) for link in links
-                    ], ""
+                    return None, "told to stop"
+                if (pending := self._queue.next()) is not None:
+                    return pending, ""
                 if not self._links:
                     if self._ended:
-                        return [], self._ended
+                        return None, self._ended
                     if time.monotonic() - self._alone_since > self.student_wait:
-                        return [], "student vanished"
+                        return None, "student vanished"
                 self.changed.wait(_WATCH_SECONDS)
 
-    # What links call
+    def _send(self, pending: PendingRequest, reply: Reply) -> None:
+        """Give a reply to its link; that of a link which is gone by now is dropped."""
+        with self.changed:
+            link = self._links.get(pending.link)
+        if link is not None:
+            link.outbox.put(reply)
+            if reply.payload is None:
+                self.reply_gone(pending.link, pending.buffer)
+
+    def _buffer_of(self, pending: PendingRequest, size: int) -> Tensor:
+        with self.changed:
+            link = self._links.get(pending.link)
+        if link is None:
+            return torch.empty(size, dtype=torch.uint8, device=self._device)
+        return link.buffer_of(pending.buffer, size)
+
+    # What links call: see `LinkOwner`
 
     def link_formed(self, link: TeacherLink) -> None:
+        """Let a link take part; one that forms while the teacher leaves is told so."""
         with self.changed:
-            self._links.append(link)
+            self._links[link.number] = link
+            self._queue.link_up(link.number)
             self._ended = ""
         self._log(f"{self.identity.role} serves {link.student.role}; {len(self._links)} linked")
         if self._leaving:
             link.hang_up(StopReason.TEACHER_LEAVING)
 
     def link_ended(self, link: TeacherLink, stop: StopReason | None, cause: str) -> None:
+        """Forget a link; what its student said last may end the teacher."""
         with self.changed:
-            if link in self._links:
-                self._links.remove(link)
+            if self._links.pop(link.number, None) is not None:
+                self._queue.link_down(link.number)
                 if not self._links:
                     self._alone_since = time.monotonic()
             if stop in (StopReason.FINISHED, StopReason.STOPPED):
@@ -216,27 +225,31 @@ class TeacherServer:
             self._log(f"{self.identity.role} lost {link.student.role}: {cause}; {len(self._links)} linked")
 
     def fail(self, error: Exception) -> None:
-        """End serving with `error`."""
+        """End serving with `error`, unless another error came first."""
         with self.changed:
             self._failure = self._failure or error
             self.changed.notify_all()
 
-    def enqueue(self, link: TeacherLink, pending: PendingRequest) -> None:
+    def enqueue(self, pending: PendingRequest) -> None:
+        """Let a request wait for its turn."""
         with self.changed:
-            link.pending.append(pending)
+            self._queue.push(pending)
             self.changed.notify_all()
 
-    def buffer_free(self, link: TeacherLink, buffer: int) -> None:
+    def reply_gone(self, link: int, buffer: int) -> None:
+        """Give a link's credit and the memory of its send buffer back."""
         with self.changed:
-            link.forget_buffer(buffer)
-            link.free_buffers.append(buffer)
+            if link in self._links:
+                self._links[link].forget_buffer(buffer)
+            self._queue.reply_gone(link, buffer)
             self.changed.notify_all()
 
-    def ping(self, link: TeacherLink) -> Header:
-        """Return a PING, which says how long the current forward has run and how much waits."""
+    def ping(self, link: int) -> Header:
+        """Return a PING, which says how long the current forward has run and how much of the link's is open."""
         running = self._answerer.meter.running_seconds()
         busy_ms = max(1, round(1000 * running)) if running else 0
-        queued = len(link.pending) + SEND_BUFFERS - len(link.free_buffers)
+        with self.changed:
+            queued = self._queue.open_requests(link)
         return Header(Kind.PING, busy_ms=busy_ms, queued=queued, flags=round(1000 * self._answerer.meter.idle_share()))
 
     # The rendezvous
@@ -260,7 +273,9 @@ class TeacherServer:
                     if connection is None:
                         break  # as many links form already as may; the others are answered at the next look
                     answered = generation
-                    TeacherLink(self, generation, student, connections, connection, number).start()
+                    TeacherLink(
+                        self, next(self._link_numbers), generation, student, connections, connection, number
+                    ).start()
                 ended = student_end(store)
                 lost_since = time.monotonic()
                 with self.changed:
@@ -293,7 +308,7 @@ class TeacherServer:
     def _leave(self, watcher: threading.Thread) -> None:
         with self.changed:
             self._leaving = True
-            links = list(self._links)
+            links = list(self._links.values())
         for link in links:
             link.hang_up(StopReason.TEACHER_LEAVING)
         deadline = time.monotonic() + _LINGER_SECONDS

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections import deque
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import Protocol
 
 import torch.distributed as dist
 from torch import Tensor
 
+from disaggkd_cli.transport.answers import Reply
 from disaggkd_cli.transport.backends import agree_on_backend, open_payloads
 from disaggkd_cli.transport.connections import StoreConnections
+from disaggkd_cli.transport.cuda import Cuda
 from disaggkd_cli.transport.errors import ChannelWedged, IncompatiblePeer, LinkLost, ProtocolError
+from disaggkd_cli.transport.faults import Faults
 from disaggkd_cli.transport.identity import Identity, compare_identities
 from disaggkd_cli.transport.link import TEACHER, Link, form_link
 from disaggkd_cli.transport.pair import Transfer, forming_seconds
@@ -21,70 +23,97 @@ from disaggkd_cli.transport.protocol import (
     PING_SECONDS,
     Header,
     Kind,
-    Request,
     StopReason,
     decode_request,
     request_integers,
     stop_reason,
 )
 from disaggkd_cli.transport.rendezvous import accept_invitation, link_key
+from disaggkd_cli.transport.request_queue import PendingRequest
+from disaggkd_cli.transport.send_buffers import SendBuffers
 from disaggkd_cli.transport.wire import payload_checksum
 
-if TYPE_CHECKING:
-    from disaggkd_cli.transport.server import TeacherServer
 
-SEND_BUFFERS = 2
+class LinkOwner(Protocol):
+    """The teacher that a link belongs to, as the link needs it. The link's threads call; none holds a lock then.
 
+    Attributes:
+        identity: what the teacher says in the handshake.
+        timeout: seconds for any one transfer.
+        bind: where pairs listen.
+        checksum: whether a READY carries the checksum of its payload.
+        cuda: where payloads lie; None for the CPU.
+        buffers: memory for replies.
+        faults: ordered by tests.
+    """
 
-@dataclass(frozen=True)
-class PendingRequest:
-    """A request with the header it came under."""
+    identity: Identity
+    timeout: float
+    bind: str
+    checksum: bool
+    cuda: Cuda | None
+    buffers: SendBuffers
+    faults: Faults
 
-    header: Header
-    request: Request
+    def link_formed(self, link: TeacherLink) -> None:
+        """The handshake is done; requests may come from now on."""
 
+    def link_ended(self, link: TeacherLink, stop: StopReason | None, cause: str) -> None:
+        """The link is over: the student hung up for the reason `stop`, or it was lost because of `cause`."""
 
-@dataclass(frozen=True)
-class Reply:
-    """What the sending thread sends: a READY, still without checksum, and its payload in send buffer `buffer`, or an
-    ERROR with its text."""
+    def enqueue(self, pending: PendingRequest) -> None:
+        """A request has come."""
 
-    header: Header
-    payload: Tensor | None = None
-    buffer: int = -1
-    text: bytes = b""
+    def reply_gone(self, link: int, buffer: int) -> None:
+        """The payload in send buffer `buffer` of link number `link` has been taken."""
 
+    def ping(self, link: int) -> Header:
+        """Return the PING for link number `link`."""
 
-@dataclass(frozen=True)
-class _Travelling:
-    """A payload on its way; `reply` holds on to its memory."""
-
-    transfer: Transfer
-    reply: Reply
+    def fail(self, error: Exception) -> None:
+        """End the teacher with `error`."""
 
 
 class TeacherLink:
-    """The link to one student rank, from its invitation until it is lost."""
+    """The link to one student rank, from its invitation until it is lost.
+
+    Args:
+        owner: the teacher.
+        number: of the link, among all of the owner's.
+        generation: of the invitation.
+        student: who invited.
+        connections, store: `store` is borrowed from `connections` until the link has formed.
+        teacher: the number under which the teacher is announced.
+
+    Attributes:
+        outbox: what the sending thread sends next; a `StopReason` is its last word, None ends it without one.
+    """
 
     def __init__(
-        self, server: TeacherServer, generation: int, student: Identity, connections: StoreConnections,
-        store: dist.Store, number: int,
-    ):  # fmt: skip
-        self.server = server
+        self,
+        owner: LinkOwner,
+        number: int,
+        generation: int,
+        student: Identity,
+        connections: StoreConnections,
+        store: dist.Store,
+        teacher: int,
+    ):
+        self.number = number
         self.student = student
-        self.pending: deque[PendingRequest] = deque()
         self.outbox: queue.SimpleQueue[Reply | StopReason | None] = queue.SimpleQueue()
-        self.free_buffers: deque[int] = deque(range(SEND_BUFFERS))
         self.thread = threading.Thread(target=self._live, name=f"link to {student.role}", daemon=True)
+        self._owner = owner
         self._buffers: dict[int, Tensor] = {}
-        self._travelling: _Travelling | None = None
-        self._generation = generation
+        self._travelling: tuple[Transfer, Reply] | None = None
         self._connections = connections
         self._store: dist.Store | None = store
-        self._number = number
-        self._name = f"link {server.identity.role} - {student.role}"
+        self._teacher = teacher
+        self._generation = generation
+        self._name = f"link {owner.identity.role} - {student.role}"
 
     def start(self) -> None:
+        """Form the link, and live it, in threads of its own."""
         self.thread.start()
 
     def hang_up(self, reason: StopReason) -> None:
@@ -92,30 +121,32 @@ class TeacherLink:
         self.outbox.put(reason)
 
     def buffer_of(self, index: int, size: int) -> Tensor:
-        """Return send buffer `index`, of at least `size` bytes where the teacher computes; it is the link's until
-        `forget_buffer`."""
+        """Return the memory of send buffer `index`, of at least `size` bytes where the teacher computes.
+
+        It is the link's until `forget_buffer`; called by the thread that computes, which holds the buffer's credit.
+        """
         if index not in self._buffers:
-            self._buffers[index] = self.server.buffers.take(size)
+            self._buffers[index] = self._owner.buffers.take(size)
         return self._buffers[index]
 
     def forget_buffer(self, index: int) -> None:
         """Give the memory of send buffer `index` back, if it took any: its reply has gone."""
         if index in self._buffers:
-            self.server.buffers.give_back(self._buffers.pop(index))
+            self._owner.buffers.give_back(self._buffers.pop(index))
 
     def _live(self) -> None:
         cause, stop, sender, link = "", None, None, None
         try:
             link = self._form()
             sender = threading.Thread(target=self._send_loop, args=(link,), name=f"send: {self._name}", daemon=True)
-            self.server.link_formed(self)
+            self._owner.link_formed(self)
             sender.start()
             stop = self._receive_loop(link)
             self.outbox.put(StopReason.LINK_CLOSED)
-            sender.join(self.server.timeout)
+            sender.join(self._owner.timeout)
         except (LinkLost, IncompatiblePeer) as error:
             cause = str(error)
-        except Exception as error:  # a link is disposable: whatever broke it is said, and the other links go on
+        except Exception as error:  # a link is disposable: whatever broke it is logged, and the other links go on
             cause = f"{self._name}: {type(error).__name__}: {error}"
         finally:
             self.outbox.put(None)
@@ -123,11 +154,11 @@ class TeacherLink:
                 self._connections.lose()
             if link is not None:
                 link.close()
-            self.server.link_ended(self, stop, cause)
+            self._owner.link_ended(self, stop, cause)
 
     def _form(self) -> Link:
-        accept_invitation(self._store, self._number, self._generation)
-        key = link_key(self._number, self._generation)
+        accept_invitation(self._store, self._teacher, self._generation)
+        key = link_key(self._teacher, self._generation)
         link = form_link(
             self._store,
             key,
@@ -135,26 +166,32 @@ class TeacherLink:
             name=self._name,
             generation=self._generation,
             run_id=self.student.run_id,
-            timeout=self.server.timeout,
-            forming_timeout=forming_seconds(self.server.timeout),
-            bind=self.server.bind,
+            timeout=self._owner.timeout,
+            forming_timeout=forming_seconds(self._owner.timeout),
+            bind=self._owner.bind,
         )
         hello = link.receive_header()
         if hello.kind is not Kind.HELLO:
             raise ProtocolError(f"{hello.kind.name} instead of HELLO")
         self.student = Identity.decode(link.receive_text(hello))
         try:
-            compare_identities(self.server.identity, self.student)
-            agree_on_backend(self.student, self.server.identity)
+            compare_identities(self._owner.identity, self.student)
+            agree_on_backend(self.student, self._owner.identity)
         except IncompatiblePeer as error:
             link.send_text(Kind.REFUSAL, str(error).encode())
             raise
-        link.send_text(Kind.WELCOME, self.server.identity.encode())
-        server = self.server
+        link.send_text(Kind.WELCOME, self._owner.identity.encode())
         link.payloads = open_payloads(
-            link, self.student, server.identity, TEACHER, key, self._store, server.cuda,
-            forming_timeout=forming_seconds(server.timeout), bind=server.bind,
-        )  # fmt: skip
+            link,
+            self.student,
+            self._owner.identity,
+            TEACHER,
+            key,
+            self._store,
+            self._owner.cuda,
+            forming_timeout=forming_seconds(self._owner.timeout),
+            bind=self._owner.bind,
+        )
         self._connections.give_back(self._store)
         self._store = None
         return link
@@ -164,7 +201,7 @@ class TeacherLink:
             header = link.receive_header()
             if header.kind is Kind.REQUEST:
                 body = link.receive_request_body(request_integers(header))
-                self.server.enqueue(self, PendingRequest(header, decode_request(header, body)))
+                self._owner.enqueue(PendingRequest(self.number, header, decode_request(header, body)))
             elif header.kind is Kind.STOP:
                 return stop_reason(header)
             elif header.kind is not Kind.PING:
@@ -179,7 +216,7 @@ class TeacherLink:
             link.close()
         except ChannelWedged as error:
             link.close()
-            self.server.fail(error)
+            self._owner.fail(error)
         finally:
             self._abandon(link)
 
@@ -188,9 +225,9 @@ class TeacherLink:
         if self.outbox.empty():
             self._await_arrival()
         try:
-            item = self.outbox.get(timeout=min(self.server.timeout / 4, PING_SECONDS))
+            item = self.outbox.get(timeout=min(self._owner.timeout / 4, PING_SECONDS))
         except queue.Empty:
-            link.send_header(self.server.ping(self))
+            link.send_header(self._owner.ping(self.number))
             return True
         if isinstance(item, Reply) and item.payload is not None:
             self._send_payload(link, item)
@@ -210,13 +247,13 @@ class TeacherLink:
         So the next payload is under way whenever the student posts its receive, without this thread's help.
         """
         staged = link.payloads.stage(reply.payload)
-        checked = self.server.checksum and link.payloads.checksums
+        checked = self._owner.checksum and link.payloads.checksums
         ready = link.start_header(replace(reply.header, checksum=payload_checksum(staged) if checked else 0))
         if not link.payloads.posted_ahead:
             ready.wait()
             self._await_arrival()
-        staged = self.server.faults.at_payload(staged, ready)
-        before, self._travelling = self._travelling, _Travelling(link.payloads.start(staged), reply)
+        staged = self._owner.faults.at_payload(staged, ready)
+        before, self._travelling = self._travelling, (link.payloads.start(staged), reply)
         self._finish(before)
         ready.wait()
 
@@ -225,17 +262,17 @@ class TeacherLink:
         travelling, self._travelling = self._travelling, None
         self._finish(travelling)
 
-    def _finish(self, travelling: _Travelling | None) -> None:
+    def _finish(self, travelling: tuple[Transfer, Reply] | None) -> None:
         if travelling is not None:
-            travelling.transfer.wait()
-            self.server.buffer_free(self, travelling.reply.buffer)
+            travelling[0].wait()
+            self._owner.reply_gone(self.number, travelling[1].buffer)
 
     def _abandon(self, link: Link) -> None:
         """See to it that nothing of a lost link is read any more before its memory may be used again."""
         try:
             if self._travelling is not None:
-                self._travelling.transfer.wait()
+                self._travelling[0].wait()
         except LinkLost:
             link.close()
         except ChannelWedged as error:
-            self.server.fail(error)
+            self._owner.fail(error)

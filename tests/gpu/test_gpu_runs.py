@@ -12,7 +12,7 @@ from tests.support.runs import disaggkd, losses, write_config
 @pytest.mark.timeout(300)
 def test_disaggregated_and_colocated_losses_on_one_gpu(device, tmp_path):
     config = write_config(tmp_path / "run.yaml", launch__device=device.type, train__steps=6, train__eval_every=0,
-                          train__save_every=0, teacher__merge_tokens=0)  # fmt: skip
+                          train__save_every=0)  # fmt: skip
     found = {}
     for mode in ("disaggregated", "colocated"):
         run_dir = tmp_path / mode

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from disaggkd_cli.transport import neighbours, pool, rendezvous, send_buffers, server, teacher_link
+from disaggkd_cli.transport import neighbours, pool, rendezvous, request_queue, server
 
 SCRIPT = Path(__file__).parents[3] / "scripts" / "scale_tables.py"
 
@@ -25,9 +25,9 @@ def test_the_constants_are_those_of_the_transport(scale_tables):
     assert scale_tables.WATCH_SECONDS == server._WATCH_SECONDS
     assert scale_tables.HEARTBEAT_SECONDS == rendezvous.HEARTBEAT_SECONDS
     assert scale_tables.LOOK_SECONDS == neighbours.LOOK_SECONDS
-    assert scale_tables.SEND_BUFFERS == teacher_link.SEND_BUFFERS
+    assert scale_tables.SEND_BUFFERS == request_queue.SEND_BUFFERS
     assert scale_tables.LOOKS_PER_SECOND == neighbours.LOOKS_PER_SECOND
-    assert scale_tables.MOST_REPLIES == send_buffers.MOST_REPLIES
+    assert scale_tables.MOST_REPLIES == request_queue.MOST_REPLIES
 
 
 def test_few_links_serve_nearly_as_well_as_all(scale_tables):

@@ -9,7 +9,8 @@ import torch.distributed as dist
 
 from disaggkd_cli.errors import UserError
 from disaggkd_cli.transport import Identity, IncompatiblePeer, TeacherPool, open_store, serve
-from disaggkd_cli.transport.backends import agree_on_backend, cuda_of, describe_device
+from disaggkd_cli.transport.backends import agree_on_backend, describe_device
+from disaggkd_cli.transport.cuda import cuda_of
 
 STUDENT, TEACHER = Identity("student 0"), Identity("teacher 1")
 CPU, GPU_A, GPU_B = "cpu", "cuda aaaa", "cuda bbbb"

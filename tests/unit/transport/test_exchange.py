@@ -198,64 +198,6 @@ def test_many_student_ranks_and_teachers(exchange):
     assert results == {rank: list(range(rank, 60, 3)) for rank in range(3)}
 
 
-def counted(seen, largest=8):
-    """A forward that notes how many sequences it is given; the first takes so long that others pile up behind it."""
-
-    def forward(request):
-        time.sleep(0.01 if seen else 0.5)
-        seen.append(len(request.input_ids))
-        if len(request.input_ids) > largest:
-            raise RuntimeError("too large")
-        return hidden_of(request)
-
-    return forward
-
-
-def consume_at_once(pools, count=40, sequence=8):
-    """Take `count` requests of each pool, in a thread each, and return what each took."""
-    results = {}
-
-    def consume(rank):
-        results[rank] = ids_of(ring_over(pools[rank], [make_request(n, sequence=sequence) for n in range(count)]))
-
-    threads = [threading.Thread(target=consume, args=(rank,)) for rank in range(len(pools))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    return results
-
-
-def test_small_requests_of_two_students_share_forwards_and_get_their_own_values(exchange):
-    seen = []
-    exchange.teacher(forward=counted(seen), merge_tokens=64)
-    pools = [exchange.pool(rank) for rank in range(2)]
-    assert consume_at_once(pools) == {0: list(range(40)), 1: list(range(40))}
-    exchange.close()
-    served = exchange.served["teacher 0"]
-    assert (served.requests, served.rows) == (80, 400)
-    assert served.forwards == len(seen) < 80
-    assert sum(seen) == 160 and max(seen) <= 8  # four requests of two sequences: a link has two send buffers
-
-
-def test_without_merge_tokens_every_request_has_a_forward_of_its_own(exchange):
-    seen = []
-    exchange.teacher(forward=counted(seen))
-    assert len(consume_at_once([exchange.pool(rank) for rank in range(2)], count=10)) == 2
-    assert seen == [2] * 20
-
-
-def test_a_merged_forward_that_fails_is_done_again_one_request_at_a_time(exchange):
-    seen = []
-    exchange.teacher(forward=counted(seen, largest=2), merge_tokens=64)
-    pools = [exchange.pool(rank) for rank in range(2)]
-    assert consume_at_once(pools) == {0: list(range(40)), 1: list(range(40))}
-    assert not any("bad reply" in line for pool in pools for line in pool.events)
-    assert any("each is done alone: RuntimeError: too large" in line for line in exchange.lines)
-    assert any("merging requests is off from here on" in line for line in exchange.lines)
-    assert (sum(size > 2 for size in seen), seen.count(2)) == (3, 80)
-
-
 def test_two_rings_share_a_pool(exchange):
     exchange.teacher()
     pool = exchange.pool()

@@ -28,11 +28,11 @@ class Machine:
         self.groups = []
         self.make_group = FakeNccl
         devices = iter(range(1000))
-        for room in ("pool", "server", "answers"):
-            monkeypatch.setattr(f"disaggkd_cli.transport.{room}.cuda_of", lambda device: FakeCuda())
-        for room in ("pool", "server"):
+        for module in ("pool", "server", "answers"):
+            monkeypatch.setattr(f"disaggkd_cli.transport.{module}.cuda_of", lambda device: FakeCuda())
+        for module in ("pool", "server"):
             monkeypatch.setattr(
-                f"disaggkd_cli.transport.{room}.describe_device",
+                f"disaggkd_cli.transport.{module}.describe_device",
                 lambda device, wanted: {"device": f"cuda {next(devices)}", "backend": backend},
             )
         monkeypatch.setattr(nccl_payloads, "make_nccl_group", self._make)

@@ -9,10 +9,11 @@ import torch
 import torch.distributed as dist
 
 from disaggkd_cli.transport import Identity, LinkLost, ProtocolError
+from disaggkd_cli.transport.answers import Reply
 from disaggkd_cli.transport.link import STUDENT, TEACHER, form_link
 from disaggkd_cli.transport.protocol import Header, Kind
 from disaggkd_cli.transport.slots import make_slots
-from disaggkd_cli.transport.teacher_link import Reply, TeacherLink
+from disaggkd_cli.transport.teacher_link import TeacherLink
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -144,9 +145,9 @@ def done_by_a_teacher(posted_ahead):
     server = SimpleNamespace(
         identity=Identity("teacher 0"), device=torch.device("cpu"), timeout=4, checksum=True,
         faults=SimpleNamespace(at_payload=lambda payload, ready: payload),
-        buffer_free=lambda link, buffer: done.append(f"free {buffer}"),
+        reply_gone=lambda link, buffer: done.append(f"free {buffer}"),
     )  # fmt: skip
-    teacher = TeacherLink(server, 1, Identity("student 0"), None, None, 0)
+    teacher = TeacherLink(server, 1, 1, Identity("student 0"), None, None, 0)
     for number in (1, 2):
         payload = torch.full((3,), number, dtype=torch.uint8)
         teacher._send_payload(link, Reply(Header(Kind.READY, ticket=number), payload, number))

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from disaggkd_cli.config.links import links_of_ranks
 from disaggkd_cli.planner.constants import constant
 from disaggkd_cli.transport.neighbours import LOOK_SECONDS, Neighbourhood, neighbouring
-from disaggkd_cli.transport.send_buffers import MOST_REPLIES
+from disaggkd_cli.transport.request_queue import MOST_REPLIES
 
 SIZES = {"teachers": st.integers(1, 300), "ranks": st.integers(1, 200), "links": st.integers(1, 12)}
 
