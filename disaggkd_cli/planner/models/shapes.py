@@ -122,6 +122,14 @@ class ModelShape:
     layers: tuple[LayerShape, ...]
     source: str = ""
 
+    def __hash__(self) -> int:
+        """The hash, computed once: shapes with a hundred layers are keys of caches."""
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.name, self.hidden, self.vocabulary, self.tied, self.layers))
+
     def layer_kinds(self) -> dict[LayerShape, int]:
         """How many layers there are of each kind, in order of first appearance."""
         return self._kinds
