@@ -6,7 +6,7 @@ QUICKSTART_RUN ?= runs/quickstart
 # Tests start processes that wait for each other much of the time. Each file stays within one worker.
 PARALLEL ?= --numprocesses=2 --dist=loadfile
 
-.PHONY: help install quickstart test test-all chaos gpu-checks lint format wheel clean
+.PHONY: help install quickstart quickstart-control test test-all chaos gpu-checks lint format wheel clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -26,7 +26,12 @@ assets/quickstart.overrides: $(VENV)/.installed scripts/fetch_assets.py
 quickstart: assets/quickstart.overrides  ## distil a real teacher on real text, and show the result (a few minutes)
 	rm -rf $(QUICKSTART_RUN)
 	$(BIN)/disaggkd run configs/quickstart.yaml run_dir=$(QUICKSTART_RUN) $$(cat assets/quickstart.overrides)
-	$(BIN)/python scripts/compare_sentences.py assets/smollm2-135m-instruct $(QUICKSTART_RUN)/student
+	$(BIN)/python scripts/quickstart_table.py assets/smollm2-135m-instruct $(QUICKSTART_RUN)
+
+quickstart-control: assets/quickstart.overrides  ## train the quickstart's student without a teacher, and record it for the table
+	rm -rf $(QUICKSTART_RUN)-control
+	$(BIN)/disaggkd run configs/quickstart.yaml run_dir=$(QUICKSTART_RUN)-control loss.kd_weight=0 loss.ce_weight=1 $$(cat assets/quickstart.overrides)
+	$(BIN)/python scripts/quickstart_table.py assets/smollm2-135m-instruct $(QUICKSTART_RUN)-control --record docs/quickstart_control.json
 
 test: install  ## the default suite
 	$(BIN)/python -m pytest $(PARALLEL)

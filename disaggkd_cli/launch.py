@@ -191,10 +191,17 @@ def child_environment(place: Place, base: Mapping[str, str]) -> dict[str, str]:
 
 
 def threads_for(config: Config, place: Place) -> int:
-    """Return the CPU threads of this rank: the configured number, or this machine's cores shared out evenly."""
+    """Return the CPU threads of this rank: the configured number, or this machine's cores shared out by work.
+
+    A step of the student (forward, head, backward) costs about three forwards of as large a teacher, which then waits.
+    So where the whole run is on one machine, its students share all cores, and its teachers half as many beside them.
+    """
     if config.launch.threads != "auto":
         return int(config.launch.threads)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    students, teachers = config.student.ranks, config.teacher_ranks
+    if teachers and place.local_size == students + teachers:
+        return max(1, cores // students if place.role == STUDENT else cores // (2 * teachers))
     return max(1, cores // place.local_size)
 
 

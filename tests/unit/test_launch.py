@@ -236,6 +236,19 @@ def test_cores_are_shared_out():
     assert threads_for(config(), Place("student", local_size=10_000)) == 1
 
 
+@pytest.mark.parametrize(("cores", "student", "teacher"), [(2, 2, 1), (16, 16, 8), (1, 1, 1)])
+def test_students_share_all_cores_of_a_machine_and_teachers_beside_them_half_as_many(
+    monkeypatch, cores, student, teacher
+):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(cores)))
+    beside = config()
+    assert threads_for(beside, Place("student", local_size=2)) == student
+    assert threads_for(beside, Place("teacher", local_size=2)) == teacher
+    assert threads_for(beside, Place("teacher", local_size=1)) == cores  # alone on its machine
+    beside.mode = "colocated"
+    assert threads_for(beside, Place("student", local_size=1)) == cores
+
+
 @pytest.fixture
 def no_interfaces(monkeypatch):
     for variable in INTERFACE_VARIABLES:
