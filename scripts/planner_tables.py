@@ -11,7 +11,8 @@ import sys
 from pathlib import Path
 
 from disaggkd_cli.config import load
-from disaggkd_cli.planner.constants import CONSTANTS, ERROR_BANDS, FULL_LOGITS_BYTES, NOT_MODELLED, OTHER_FULL_LOGITS
+from disaggkd_cli.losses.divergences import DIVERGENCES, divergence_named
+from disaggkd_cli.planner.constants import CONSTANTS, ERROR_BANDS, NOT_MODELLED, OTHER_FULL_LOGITS
 from disaggkd_cli.planner.efficiency import KERNELS
 from disaggkd_cli.planner.inputs import workload_of
 from disaggkd_cli.planner.models import load_preset, preset_names, resolve_model
@@ -118,8 +119,8 @@ def plans() -> str:
 def losses() -> str:
     """Bytes a row and vocabulary entry of full-logits losses."""
     ours = [
-        [f"ours, `implementation: full`, {kind}", f"{value:g}", "MemTracker; tested"]
-        for kind, value in FULL_LOGITS_BYTES.items()
+        [f"ours, `implementation: full`, {kind}", f"{divergence_named(kind).full_logits_bytes:g}", "MemTracker; tested"]
+        for kind in DIVERGENCES
     ]
     others = [[name, f"{value:g}", source] for name, (value, source) in OTHER_FULL_LOGITS.items()]
     return table(["loss over full logits", "bytes per row × vocabulary", "source"], [*ours, *others])

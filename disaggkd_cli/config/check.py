@@ -12,6 +12,7 @@ from disaggkd_cli.config import layers
 from disaggkd_cli.config.check_data import data_paths, data_values
 from disaggkd_cli.config.schema import CHOICES, Config
 from disaggkd_cli.errors import UserError
+from disaggkd_cli.losses.divergences import DIVERGENCES, divergence_named
 from disaggkd_cli.units import parse_bytes
 
 _AT_LEAST_ONE = (
@@ -99,6 +100,10 @@ def _ranges(config: Config) -> Iterator[str]:
             yield f"{key}: {value} must be a number, at least {least}"
     if not 0 <= config.loss.beta <= 1:
         yield f"loss.beta: {config.loss.beta} is outside 0 … 1"
+    elif config.loss.divergence in DIVERGENCES:
+        wrong = divergence_named(config.loss.divergence).wrong_beta(config.loss.beta)
+        if wrong:
+            yield f"loss.{wrong}"
     try:
         if parse_bytes(config.loss.memory_budget) < 1 << 20:
             yield f"loss.memory_budget: {config.loss.memory_budget} is below 1MiB, too little for one tile of logits"

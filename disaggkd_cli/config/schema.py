@@ -8,15 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-DIVERGENCES = (
-    "forward_kl",
-    "reverse_kl",
-    "jsd",
-    "skewed_forward_kl",
-    "skewed_reverse_kl",
-    "symmetric_kl",
-    "total_variation",
-)
+from disaggkd_cli.losses.divergences import DIVERGENCES
 
 ATTENTION = ("auto", "eager", "sdpa", "flash_attention_2")
 
@@ -145,13 +137,13 @@ class LossConfig:
     """What is minimised: kd_weight · temperature² · divergence(teacher, student) + ce_weight · cross-entropy."""
 
     divergence: str = "forward_kl"
-    """forward_kl, reverse_kl, jsd, skewed_forward_kl, skewed_reverse_kl, symmetric_kl or total_variation."""
+    """How far the student is from the teacher; docs/loss.md defines each."""
 
     temperature: float = 1.0
     """Softens both distributions in the divergence; cross-entropy stays at temperature 1."""
 
     beta: float = 0.5
-    """The mixing weight of jsd, the skewed divergences and symmetric_kl."""
+    """The mixing weight of the divergences that have one, from 0 to 1."""
 
     kd_weight: float = 1.0
     """Weight of the divergence."""

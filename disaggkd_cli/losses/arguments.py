@@ -6,11 +6,10 @@ import torch
 from torch import Tensor
 
 from disaggkd_cli.errors import UserError
-from disaggkd_cli.losses.divergences import DIVERGENCES
+from disaggkd_cli.losses.divergences import DIVERGENCES, divergence_named
 from disaggkd_cli.losses.heads import Head, is_dtensor
 
 IGNORED_LABEL = -100
-_HAS_BETA = {"jsd", "skewed_forward_kl", "skewed_reverse_kl", "symmetric_kl"}
 
 
 class LossArgumentError(UserError, ValueError):
@@ -26,14 +25,9 @@ def check_hyperparameters(divergence: str, temperature: float, beta: float, kd_w
     for name, weight in (("kd_weight", kd_weight), ("ce_weight", ce_weight)):
         if not 0 <= weight < float("inf"):
             raise LossArgumentError(f"{name}={weight!r} must be zero or a positive number")
-    if divergence in _HAS_BETA and not 0 <= beta <= 1:
-        raise LossArgumentError(f"beta={beta!r} must lie between 0 and 1")
-    if divergence == "jsd" and beta in (0, 1):
-        raise LossArgumentError(
-            f"beta={beta!r} makes jsd zero everywhere; for a pure KL choose forward_kl or reverse_kl"
-        )
-    if divergence.startswith("skewed") and beta == 1:
-        raise LossArgumentError(f"beta=1 makes {divergence} zero everywhere; it must be below 1")
+    wrong = divergence_named(divergence).wrong_beta(beta)
+    if wrong:
+        raise LossArgumentError(wrong)
 
 
 def check_tensors(

@@ -14,7 +14,7 @@ from disaggkd_cli.losses.arguments import (
     check_tensors,
     token_count,
 )
-from disaggkd_cli.losses.divergences import KULLBACK_LEIBLER
+from disaggkd_cli.losses.divergences import divergence_named
 from disaggkd_cli.losses.groups import VocabularyShard, agree_on_shards
 from disaggkd_cli.losses.heads import Head, gathered
 from disaggkd_cli.losses.matmul import choose_precision, cost_model, needs_sum_buffer, result_dtype
@@ -190,7 +190,7 @@ def _spec(
     kd_weight: float, ce_weight: float, shard: VocabularyShard, gradients: int,
 ) -> PointwiseSpec:  # fmt: skip
     return PointwiseSpec(
-        divergence=divergence,
+        divergence=divergence_named(divergence),
         beta=float(beta),
         temperature=float(temperature),
         kd_weight=float(kd_weight),
@@ -200,8 +200,6 @@ def _spec(
         teacher_scale=float(teacher_head.scale),
         teacher_softcap=None if teacher_head.softcap is None else float(teacher_head.softcap),
         plain_is_shared=temperature == 1.0 and shard.student_vocabulary <= shard.teacher_vocabulary,
-        forward_kl=divergence in ("forward_kl", "symmetric_kl"),
-        reverse_kl=divergence in ("reverse_kl", "symmetric_kl"),
     )
 
 
@@ -232,7 +230,7 @@ def _problem(
         weight_gradient=needs[1],
         hidden_gradient=needs[0],
         gathered=rows is not None,
-        further_passes=int(gradients) + int(spec.divergence not in KULLBACK_LEIBLER),
+        further_passes=spec.divergence.passes(gradients) - 1,
         gradients=gradients,
         compiled=compiled,
         device=cost_model(student_hidden.device),

@@ -14,7 +14,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from disaggkd_cli.losses.divergences import combine_kl
 from disaggkd_cli.losses.groups import VocabularyShard
 from disaggkd_cli.losses.matmul import Precision, add_product, converted, product_into
 from disaggkd_cli.losses.pointwise import PointwiseSpec, TileKernels
@@ -179,10 +178,10 @@ class _Window:
             tempered, _ = self._extra_statistics(problem.teacher, self.teacher_window, tile, columns, False)
             self.scratch.statistics.add(teacher_extra_lse=tempered)
         statistics = self.scratch.statistics.merged(problem.shard.group)
-        if spec.needs_row_terms:
+        if spec.divergence.from_kl is None:
             value, row_baseline = self._row_terms(statistics)
         else:
-            value = combine_kl(spec.divergence, statistics.forward_kl, statistics.reverse_kl, spec.beta)
+            value = spec.divergence.from_kl(statistics.forward_kl, statistics.reverse_kl, spec.beta)
             row_baseline = statistics.reverse_kl
         self._add_sums(value.clamp(min=0), statistics)
         if problem.gradients:

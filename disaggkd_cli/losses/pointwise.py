@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from disaggkd_cli.losses.divergences import KULLBACK_LEIBLER, row_terms, tempered_gradient
+from disaggkd_cli.losses.divergences import Divergence
 
 COMPILE_FROM_ELEMENTS = 2**24
 """Rows times columns of one loss from which compiling pays: eager torch loses some 75 ms there on two CPU threads."""
@@ -32,15 +32,14 @@ class PointwiseSpec:
     """The constants of a loss; one spec compiles once.
 
     Attributes:
-        divergence, beta, temperature, kd_weight, ce_weight: as in `fused_kd_loss`; `ce_weight` 0.0 where there are no
-            labels.
+        divergence: its entry.
+        beta, temperature, kd_weight, ce_weight: as in `fused_kd_loss`; `ce_weight` 0.0 where there are no labels.
         student_scale, student_softcap, teacher_scale, teacher_softcap: as in `Head`.
         plain_is_shared: the student's log-sum-exp at temperature 1 over its whole vocabulary is the tempered one over
             the shared ids, since the temperature is 1 and it has no other ids.
-        forward_kl, reverse_kl: which KLs the first pass must sum.
     """
 
-    divergence: str
+    divergence: Divergence
     beta: float
     temperature: float
     kd_weight: float
@@ -50,13 +49,6 @@ class PointwiseSpec:
     teacher_scale: float
     teacher_softcap: float | None
     plain_is_shared: bool
-    forward_kl: bool
-    reverse_kl: bool
-
-    @property
-    def needs_row_terms(self) -> bool:
-        """Whether value and row baseline take a pass of their own."""
-        return self.divergence not in KULLBACK_LEIBLER
 
 
 @dataclass(frozen=True)
@@ -202,10 +194,10 @@ def _statistics(spec: PointwiseSpec) -> Callable:
         u_log, w_log = u_sum.log(), w_sum.log()
         zero = torch.zeros_like(u_sum)
         forward = reverse = zero
-        if spec.forward_kl:
+        if spec.divergence.needs_forward_kl:
             moment = torch.where(w_exp > 0, w_exp * (w - u), 0.0).sum(-1)
             forward = torch.where(w_sum > 0, moment / w_sum - (w_log - u_log), 0.0)
-        if spec.reverse_kl:
+        if spec.divergence.needs_reverse_kl:
             moment = torch.where(u_exp > 0, u_exp * (u - w), 0.0).sum(-1)
             reverse = torch.where(u_sum > 0, moment / u_sum - (u_log - w_log), 0.0)
         agreement = torch.where((u == 0) & (w == 0), 1.0, 0.0).amax(-1)
@@ -232,9 +224,11 @@ def _row_terms(spec: PointwiseSpec) -> Callable:
     """Build `f(student, teacher, student_lse [w, 1], teacher_lse [w, 1])`; it returns value and row baseline, each
     [w]."""
 
+    terms_of = spec.divergence.terms
+
     def terms(student: Tensor, teacher: Tensor, student_lse: Tensor, teacher_lse: Tensor) -> tuple[Tensor, Tensor]:
         p, q, log_p, log_q = _probabilities(spec, student, teacher, student_lse, teacher_lse)
-        value, baseline = row_terms(spec.divergence, p, q, log_p, log_q, spec.beta)
+        value, baseline = terms_of(p, q, log_p, log_q, spec.beta)
         return value.sum(-1), baseline.sum(-1)
 
     return terms
@@ -248,13 +242,15 @@ def _gradient(spec: PointwiseSpec) -> Callable:
     `columns` is [1, v] int32. `out` may be `student` itself.
     """
 
+    gradient_of = spec.divergence.gradient
+
     def gradient(
         student: Tensor, teacher: Tensor, student_lse: Tensor, teacher_lse: Tensor, plain_lse: Tensor, row_baseline:
             Tensor,
         labels: Tensor | None, columns: Tensor | None, out: Tensor,
     ) -> tuple[()]:  # fmt: skip
         p, q, log_p, log_q = _probabilities(spec, student, teacher, student_lse, teacher_lse)
-        result = tempered_gradient(spec.divergence, p, q, log_p, log_q, spec.beta, row_baseline)
+        result = gradient_of(p, q, log_p, log_q, spec.beta, row_baseline)
         # temperature**2 of the loss, over the temperature that the logits were divided by
         result = result * (spec.kd_weight * spec.temperature)
         if labels is not None:

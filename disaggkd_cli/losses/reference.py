@@ -13,7 +13,7 @@ from disaggkd_cli.losses.arguments import (
     check_tensors,
     token_count,
 )
-from disaggkd_cli.losses.divergences import row_divergence
+from disaggkd_cli.losses.divergences import divergence_named
 from disaggkd_cli.losses.heads import Head, apply_head, gathered
 from disaggkd_cli.losses.output import LossOutput
 
@@ -71,7 +71,7 @@ def reference_kd_loss(
     log_q = F.log_softmax(student_tempered[:, :shared], -1)
     log_p = F.log_softmax(teacher_tempered[:, :shared], -1)
     normaliser = token_count(num_tokens, len(student_hidden), student_hidden.device, dtype)
-    kd = row_divergence(divergence, log_p, log_q, beta).sum() / normaliser
+    kd = divergence_named(divergence).of_rows(log_p, log_q, beta).sum() / normaliser
     if labels is None:
         ce = torch.zeros_like(kd)
     else:

@@ -72,20 +72,9 @@ CONSTANTS: dict[str, Constant] = {
 }
 
 
-FULL_LOGITS_BYTES: dict[str, float] = {
-    "forward_kl": 29.0,
-    "reverse_kl": 32.0,
-    "jsd": 46.0,
-    "skewed_forward_kl": 41.0,
-    "skewed_reverse_kl": 41.0,
-    "symmetric_kl": 37.0,
-    "total_variation": 31.0,
-}
-"""Peak bytes per row and vocabulary entry of `loss.implementation: full` (our reference, float32 logits) at temperature
-1, traced with MemTracker."""
-
 TEMPERED_LOGITS_BYTES = 8.0
-"""What a temperature other than 1 adds to them: a copy of both sides' logits, traced likewise."""
+"""Bytes per row and vocabulary entry that a temperature other than 1 adds to what a divergence takes over full logits
+(`losses/divergences`): a copy of both sides' logits, traced with MemTracker."""
 
 LOW_PRECISION_LOGITS_BYTES = 2.0
 """What bfloat16 compute adds to them: the gradient of the logits in both dtypes, traced likewise."""

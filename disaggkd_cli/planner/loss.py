@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from disaggkd_cli.losses.device_costs import device_key
+from disaggkd_cli.losses.divergences import divergence_named
 from disaggkd_cli.losses.tiling import LossShape, choose_tiling
-from disaggkd_cli.planner.constants import FULL_LOGITS_BYTES, LOW_PRECISION_LOGITS_BYTES, TEMPERED_LOGITS_BYTES
+from disaggkd_cli.planner.constants import LOW_PRECISION_LOGITS_BYTES, TEMPERED_LOGITS_BYTES
 from disaggkd_cli.planner.terms import Term, term
 
 _UNKNOWN_CAPABILITY = (9, 0)
 """A GPU whose costs are not known is planned as the newest that is."""
-_MIXTURES = ("jsd", "skewed_forward_kl", "skewed_reverse_kl", "total_variation")
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def full_logits(
         "full logits",
         "c * R * V",
         "c traced with MemTracker on our reference loss, float32 logits",
-        c=FULL_LOGITS_BYTES[divergence]
+        c=divergence_named(divergence).full_logits_bytes
         + (TEMPERED_LOGITS_BYTES if temperature != 1 else 0.0)
         + (LOW_PRECISION_LOGITS_BYTES if compute_bytes == 2 else 0.0),
         R=rows,
@@ -95,7 +95,7 @@ def fused(
         hidden_copy=low or joined,
         weight_copy=low and not on_cpu,
         weight_gradient=head_trained,
-        further_passes=2 if divergence in _MIXTURES else 1,
+        further_passes=divergence_named(divergence).passes() - 1,
         compiled=compiled,
         device="cpu" if on_cpu else device_key(device, _UNKNOWN_CAPABILITY),
     )

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from disaggkd_cli.losses.divergences import divergence_named
 from disaggkd_cli.planner.compute import compute_seconds
-from disaggkd_cli.planner.constants import FULL_LOGITS_BYTES, FUSED_LOGIT_TRAFFIC, constant
+from disaggkd_cli.planner.constants import FUSED_LOGIT_TRAFFIC, constant
 from disaggkd_cli.planner.efficiency import KERNELS
 from disaggkd_cli.planner.flops import backward_passes, forward_work, loss_flops
 from disaggkd_cli.planner.network import collective_rate, link_rate, replicas_rate, stage_rate
@@ -48,7 +49,7 @@ class Timing:
 def student_time(work: Workload, *, fused: bool = True) -> Term:
     """Seconds of one micro-batch on one student rank; the optimizer's share included."""
     cluster, gpu, flow = work.cluster, work.cluster.student_gpu, traffic(work)
-    per_logit = FUSED_LOGIT_TRAFFIC if fused else 2 * FULL_LOGITS_BYTES[work.divergence]
+    per_logit = FUSED_LOGIT_TRAFFIC if fused else 2 * divergence_named(work.divergence).full_logits_bytes
     backward = backward_passes(work)
     compute = compute_seconds(
         "student token",

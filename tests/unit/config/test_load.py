@@ -90,6 +90,8 @@ def test_a_key_of_another_section_is_recognised(write):
         (["launch.rendezvous=node1:29400"], "set launch.bind=all"),
         (["loss.memory_budget=lots"], "loss.memory_budget: 'lots' is not a size"),
         (["loss.memory_budget=12KiB"], "loss.memory_budget: 12KiB is below 1MiB"),
+        (["loss.divergence=jsd", "loss.beta=1"], "loss.beta=1.0 makes jsd zero everywhere; for a pure KL choose"),
+        (["loss.divergence=skewed_reverse_kl", "loss.beta=1"], "it must be below 1"),
         (["student.from_teacher.layers=every_0"], "must be every_N"),
         (["student.from_teacher.layers=[2, 1]"], "must be rising layer numbers"),
         (["train.adam_betas=[0.9]"], "train.adam_betas"),

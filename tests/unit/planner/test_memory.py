@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from disaggkd_cli.losses.divergences import DIVERGENCES, divergence_named
 from disaggkd_cli.planner import memory
-from disaggkd_cli.planner.constants import FULL_LOGITS_BYTES
 from disaggkd_cli.planner.published import ROWS, predict_gib
 from disaggkd_cli.planner.terms import total
 
@@ -269,7 +269,8 @@ def test_full_logit_bytes_are_those_of_our_reference_loss():
     """Peak of the reference loss by CPU allocations: the slope over rows and vocabulary."""
     from .planner_loss_peak import peak_of_reference
 
-    for divergence, expected in FULL_LOGITS_BYTES.items():
+    for divergence in DIVERGENCES:
+        expected = divergence_named(divergence).full_logits_bytes
         sizes = [(128, 1024), (256, 1024), (128, 2048), (256, 2048)]
         a, b, c, d = (peak_of_reference(divergence, rows, vocabulary) for rows, vocabulary in sizes)
         assert ((d - c) - (b - a)) / (128 * 1024) == pytest.approx(expected, abs=0.1), divergence
