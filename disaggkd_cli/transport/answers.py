@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -32,7 +33,7 @@ class Reply:
 
 
 class Answerer:
-    """Computes the replies of one teacher rank, in the thread that calls it.
+    """Computes the replies of one teacher rank, in the threads that call it.
 
     Args:
         identity: `hidden_size` and `wire_dtype` define the payload.
@@ -57,6 +58,7 @@ class Answerer:
         log: Callable[[str], None],
     ):
         self.meter = BusyMeter()
+        self._guard = threading.Lock()
         self.requests = self.rows = self.failures = 0
         self.last_error = ""
         self._identity = identity
@@ -68,18 +70,20 @@ class Answerer:
 
     def answer(self, pending: PendingRequest) -> Reply:
         """Return the reply to a request whose turn has come; a failed forward's is an ERROR."""
-        self.meter.begin()
+        with self._guard:
+            begun = self.meter.begin()
         try:
             payload = self._payload(pending)
         except Exception as error:  # the student is told, and the server raises when it happens again and again
-            self.failures += 1
-            self.last_error = f"{type(error).__name__}: {error}"
+            with self._guard:
+                self.failures += 1
+                self.last_error = f"{type(error).__name__}: {error}"
             request_id = pending.request.request_id
             self._log(f"{self._identity.role}: forward of request {request_id} failed: {self.last_error}")
             return Reply(pending.header, buffer=pending.buffer, text=self.last_error.encode())
         finally:
-            self.meter.end()
-        self.failures = 0
+            with self._guard:
+                self.meter.end(begun)
         return self._ready(pending, payload)
 
     def _payload(self, pending: PendingRequest) -> Tensor:
@@ -96,8 +100,10 @@ class Answerer:
 
     def _ready(self, pending: PendingRequest, payload: Tensor) -> Reply:
         request = pending.request
-        self.requests += 1
-        self.rows += request.num_rows
+        with self._guard:
+            self.failures = 0
+            self.requests += 1
+            self.rows += request.num_rows
         ready = Header(
             Kind.READY,
             dtype=wire_code(self._identity.wire_dtype),

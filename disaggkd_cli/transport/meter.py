@@ -9,33 +9,42 @@ WINDOW_SECONDS = 10.0
 
 
 class BusyMeter:
-    """Measures the share of time spent between `begin()` and `end()`, since the first `begin()`.
+    """Measures the share of time in which some work ran, from its `begin()` to its `end()`, since the first `begin()`.
 
-    The share covers the current window and the one before, 10 to 20 seconds in all.
+    The share covers the current window and the one before, 10 to 20 seconds in all. Pieces of work may overlap; the
+    caller sees to it that one thread calls at a time.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic):
         self._clock = clock
+        self._running: list[float] = []
         self._busy_since: float | None = None
         self._window_began: float | None = None
         self._busy = 0.0
         self._before = (0.0, 0.0)
 
-    def begin(self) -> None:
-        self._busy_since = self._clock()
+    def begin(self) -> float:
+        """Note that work begins; what this returns is to be given to its `end`."""
+        now = self._clock()
+        self._running.append(now)
+        if self._busy_since is None:
+            self._busy_since = now
         if self._window_began is None:
-            self._window_began = self._busy_since
+            self._window_began = now
+        return now
 
-    def end(self) -> None:
+    def end(self, begun: float) -> None:
+        """Note that the work which began then is over."""
+        self._running.remove(begun)
         self._roll()
-        if self._busy_since is not None:
+        if not self._running:
             self._busy += self._clock() - max(self._busy_since, self._window_began)
-        self._busy_since = None
+            self._busy_since = None
 
     def running_seconds(self) -> float:
-        """Return how long the current work has been running; zero when idle."""
-        since = self._busy_since
-        return 0.0 if since is None else self._clock() - since
+        """Return how long the oldest work has been running; zero when idle."""
+        running = tuple(self._running)
+        return self._clock() - min(running) if running else 0.0
 
     def idle_share(self) -> float:
         """Return the idle share, 0..1; 0 before any work."""

@@ -1,6 +1,7 @@
-"""The teacher's side: answers the requests of any number of student ranks, one forward at a time.
+"""The teacher's side: answers the requests of any number of student ranks, one forward at a time or a few.
 
-`serve` runs the forwards in the thread that calls it. Behind it one thread watches the rendezvous, and two threads a
+`serve` runs the forwards in the thread that calls it, and in helpers where several may run at once. One thread watches
+the rendezvous, and two threads a
 link move data, so the next forward runs while earlier replies travel from the link's send buffers.
 """
 
@@ -34,7 +35,7 @@ from disaggkd_cli.transport.rendezvous import (
     student_end,
     withdraw_teacher,
 )
-from disaggkd_cli.transport.request_queue import PendingRequest, RequestQueue
+from disaggkd_cli.transport.request_queue import MOST_REPLIES, SEND_BUFFERS, PendingRequest, RequestQueue
 from disaggkd_cli.transport.send_buffers import SendBuffers
 from disaggkd_cli.transport.teacher_link import TeacherLink
 
@@ -66,6 +67,7 @@ def serve(
     checksum: bool = True,
     device: torch.device | None = None,
     backend: str = "auto",
+    at_once: int = 1,
     stop: threading.Event | None = None,
     on_event: Callable[[str], None] | None = None,
 ) -> Served:
@@ -81,6 +83,8 @@ def serve(
         checksum: put a crc32 into each READY; payloads over NCCL have none.
         device: where `forward` computes; payloads are sent from there. Default: the CPU.
         backend: `transport.backend`, see `agree_on_backend`.
+        at_once: how many forwards may run at the same time. Each then has a thread of its own that calls `forward`, and
+            each link as many more requests in turn; answers need not come in the order of the requests.
 
     Raises:
         UserError: a port, an address, an endpoint or a backend that cannot be.
@@ -96,6 +100,7 @@ def serve(
         checksum=checksum,
         device=device or torch.device("cpu"),
         backend=backend,
+        at_once=at_once,
         on_event=on_event,
     )
     return server.run(stop or threading.Event())
@@ -119,6 +124,7 @@ class TeacherServer:
         checksum: bool,
         device: torch.device,
         backend: str,
+        at_once: int,
         on_event: Callable[[str], None] | None,
     ):
         self.identity = replace(identity, **describe_device(device, backend))
@@ -132,7 +138,8 @@ class TeacherServer:
         self.changed = threading.Condition()
         self._connect = connect
         self._on_event = on_event
-        self._queue = RequestQueue()
+        self._at_once = at_once
+        self._queue = RequestQueue(SEND_BUFFERS + at_once - 1, MOST_REPLIES + at_once - 1)
         self._links: dict[int, TeacherLink] = {}
         self._link_numbers = itertools.count()
         self._ended = ""
@@ -148,18 +155,43 @@ class TeacherServer:
         """Serve in the calling thread; see `serve`."""
         watcher = threading.Thread(target=self._watch, name="rendezvous watch", daemon=True)
         watcher.start()
-        answerer = self._answerer
+        helpers = [
+            threading.Thread(target=self._help, args=(stop,), name=f"answers {number}", daemon=True)
+            for number in range(1, self._at_once)
+        ]
         try:
-            while True:
-                pending, reason = self._next(stop)
-                if pending is None:
-                    return Served(reason, answerer.requests, answerer.rows, answerer.meter.idle_share())
-                self._send(pending, answerer.answer(pending))
-                if answerer.failures >= MOST_FAILURES:
-                    count, cause = answerer.failures, answerer.last_error
-                    raise RunError(f"{self.identity.role}: {count} forwards in a row failed: {cause}")
+            for thread in helpers:
+                thread.start()
+            reason = self._answer_all(stop)
+            for thread in helpers:
+                thread.join()
+            if self._failure is not None:
+                raise self._failure
+            answerer = self._answerer
+            return Served(reason, answerer.requests, answerer.rows, answerer.meter.idle_share())
+        except BaseException as error:
+            self.fail(error)  # so that helpers take no further request
+            raise
         finally:
             self._leave(watcher)
+
+    def _help(self, stop: threading.Event) -> None:
+        try:
+            self._answer_all(stop)
+        except BaseException as error:  # raised by the thread that serves, which may already have raised it
+            self.fail(error)
+
+    def _answer_all(self, stop: threading.Event) -> str:
+        """Answer request after request until there is a reason to end; return it."""
+        answerer = self._answerer
+        while True:
+            pending, reason = self._next(stop)
+            if pending is None:
+                return reason
+            self._send(pending, answerer.answer(pending))
+            if answerer.failures >= MOST_FAILURES:
+                count, cause = answerer.failures, answerer.last_error
+                raise RunError(f"{self.identity.role}: {count} forwards in a row failed: {cause}")
 
     def _next(self, stop: threading.Event) -> tuple[PendingRequest | None, str]:
         """Wait for the request whose turn it is, or for the reason to end."""
@@ -224,7 +256,7 @@ class TeacherServer:
         if cause and not self._leaving:
             self._log(f"{self.identity.role} lost {link.student.role}: {cause}; {len(self._links)} linked")
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, error: BaseException) -> None:
         """End serving with `error`, unless another error came first."""
         with self.changed:
             self._failure = self._failure or error

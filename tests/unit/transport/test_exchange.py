@@ -114,6 +114,34 @@ def test_hidden_states_arrive_in_order_in_every_dtype_and_depth(exchange, depth,
     assert taken == list(range(20))
 
 
+@pytest.mark.parametrize("at_once", [2, 3])
+def test_forwards_that_run_at_once_answer_in_any_order(exchange, at_once):
+    together = threading.Barrier(at_once)
+
+    def forward(request):
+        together.wait(10)  # passes only when so many are inside at the same time
+        time.sleep(0.002 * (request.request_id % 3))
+        return hidden_of(request)
+
+    exchange.teacher(forward=forward, at_once=at_once)
+    ring = ring_over(exchange.pool(), [make_request(n) for n in range(8 * at_once)], depth=at_once)
+    assert ids_of(ring) == list(range(8 * at_once))
+
+
+def test_a_helper_that_breaks_ends_the_server(exchange):
+    def forward(request):
+        if threading.current_thread().name.startswith("answers"):
+            raise SystemExit("no Exception")  # which a thread takes quietly
+        time.sleep(0.05)
+        return hidden_of(request)
+
+    _, thread = exchange.teacher(forward=forward, at_once=2, student_wait=1)
+    with pytest.raises(TeachersLost):
+        ids_of(ring_over(exchange.pool(teacher_wait=1), [make_request(n) for n in range(40)]))
+    thread.join(10)
+    assert not thread.is_alive()
+
+
 def test_inference_tensors_in_the_wire_dtype_are_sent_as_they_lie(exchange):
     exchange.teacher(forward=torch.inference_mode()(lambda request: hidden_of(request).bfloat16()))
     assert ids_of(ring_over(exchange.pool(), [make_request(n, rows=n) for n in range(12)])) == list(range(12))

@@ -15,9 +15,9 @@ class Clock:
 
 def run(meter, clock, busy, idle, times):
     for _ in range(times):
-        meter.begin()
+        begun = meter.begin()
         clock.now += busy
-        meter.end()
+        meter.end(begun)
         clock.now += idle
 
 
@@ -42,13 +42,30 @@ def test_the_share_forgets_what_is_long_ago():
 def test_work_that_outlasts_the_window_counts_as_busy():
     clock = Clock()
     meter = BusyMeter(clock)
-    meter.begin()
+    begun = meter.begin()
     clock.now += 5 * WINDOW_SECONDS
     assert meter.running_seconds() == 5 * WINDOW_SECONDS
     assert meter.idle_share() == pytest.approx(0.0)
-    meter.end()
+    meter.end(begun)
     assert meter.running_seconds() == 0.0
     clock.now += 5 * WINDOW_SECONDS
+    assert meter.idle_share() == pytest.approx(0.5)
+
+
+def test_overlapping_work_counts_once_and_the_oldest_piece_tells_how_long():
+    clock = Clock()
+    meter = BusyMeter(clock)
+    first = meter.begin()
+    clock.now += 2
+    second = meter.begin()
+    clock.now += 1
+    assert meter.running_seconds() == 3
+    meter.end(first)
+    assert meter.running_seconds() == 1
+    clock.now += 1
+    meter.end(second)
+    assert meter.running_seconds() == 0
+    clock.now += 4
     assert meter.idle_share() == pytest.approx(0.5)
 
 
