@@ -15,12 +15,12 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from disaggkd_cli.errors import UserError
 from disaggkd_cli.losses import Head
+from disaggkd_cli.model_files import TensorEntry, tensor_entries
 from disaggkd_cli.models.head import head_of, head_semantics, verify_split
+from disaggkd_cli.models.tensors import verify_tensors
 from disaggkd_cli.models.values import verify_head_values
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-_SAFETENSORS_INDEX = "model.safetensors.index.json"
 
 
 @dataclass(frozen=True)
@@ -85,13 +85,20 @@ def load_causal_lm(source: ModelSource, dtype: torch.dtype, key: str, **argument
     `arguments` are more of `from_pretrained`'s, such as `distributed_config`.
 
     Raises:
-        UserError: when the model cannot be found or read, or when weights are missing from its files.
+        UserError: when the model cannot be found or read, or when its files do not hold the tensors that its
+            configuration describes (see `verify_tensors`).
     """
-    config = load_config(source, key)
+    load_config(source, key)
+    entries = _entries(source, key) if source.directory and not source.gguf_file else {}
     previous = _quiet_transformers()
     try:
         model, info = AutoModelForCausalLM.from_pretrained(
-            source.name, dtype=dtype, output_loading_info=True, **source.arguments(), **arguments
+            source.name,
+            dtype=dtype,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are refused below, by name
+            **source.arguments(),
+            **arguments,
         )
     except ImportError as error:
         raise UserError(f"{key}: {source.name}: {_one_line(error)} (`pip install 'disaggkd[gguf]'` for GGUF)") from None
@@ -104,12 +111,8 @@ def load_causal_lm(source: ModelSource, dtype: torch.dtype, key: str, **argument
         ) from None
     finally:
         logging.getLogger("transformers").setLevel(previous)
-    missing = sorted(info["missing_keys"])
-    if missing:
-        raise UserError(
-            f"{key}: {source.name} lacks {len(missing)} weights of a {config.model_type} model, first {missing[0]}; "
-            "is it a complete causal language model?"
-        )
+    shapes = {name: entry.shape for name, entry in entries.items()}
+    verify_tensors(model, info, f"{key}: {source.name}", shapes)
     return prepare_gguf(model).eval()
 
 
@@ -142,8 +145,8 @@ def load_head_shard(
         ids: from the size of the vocabulary to `(start, stop)`. Only these rows are read from safetensors files.
     """
     config = load_config(source, key)
-    names = _head_tensor_names(source, config) if source.directory and not source.gguf_file else None
-    if not names:
+    entries = _head_tensors(source, config, key) if source.directory and not source.gguf_file else None
+    if not entries:
         model = load_causal_lm(source, dtype, key)
         head = head_of(model)
         verify_split(model, head, f"{key} {source.name}")
@@ -151,67 +154,63 @@ def load_head_shard(
         part = head.detached().rows(*ids(vocabulary))
         weight, bias = part.weight.clone(), None if part.bias is None else part.bias.clone()
         return Head(weight, bias, head.scale, head.softcap), vocabulary
-    tensors, vocabulary = _read_rows(source.directory, names, ids)
+    tensors, vocabulary = _read_rows(entries, ids)
     # Copies: a tensor read by safetensors keeps its whole file mapped for as long as it lives.
     copies = {kind: tensor.to(dtype, copy=True) for kind, tensor in tensors.items()}
     weight = copies["weight"]
-    verify_head_values(weight, f"{key}: {source.name}: {names['weight']}", whole=len(weight) == vocabulary)
+    verify_head_values(weight, f"{key}: {source.name}: {entries['weight'][0]}", whole=len(weight) == vocabulary)
     return Head(weight, copies.get("bias"), *head_semantics(config)), vocabulary
 
 
-def _head_tensor_names(source: ModelSource, config: Any) -> dict[str, str] | None:
-    """Return the checkpoint's names of the head's weight and bias, or None when they cannot be told from the index."""
+def _entries(source: ModelSource, key: str) -> dict[str, TensorEntry]:
+    try:
+        return tensor_entries(source.directory)
+    except UserError as error:
+        raise UserError(f"{key}: {error}") from None
+
+
+def _head_tensors(source: ModelSource, config: Any, key: str) -> dict[str, tuple[str, TensorEntry]] | None:
+    """Return where the head's weight and bias lie, by kind, or None where the files do not tell.
+
+    Raises:
+        UserError: one has another shape than the configuration says.
+    """
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=source.trust_remote_code)
     output = model.get_output_embeddings()
     if output is None:
         return None
-    present = _tensor_files(source.directory)
-    names = {}
+    present = _entries(source, key)
+    found = {}
     for kind in ("weight", "bias"):
         parameter = getattr(output, kind, None)
         if parameter is None:
             continue
-        candidates = [name for name, other in model.named_parameters(remove_duplicate=False) if other is parameter]
-        found = [name for name in candidates if name in present]
-        if not found:
+        names = [name for name, other in model.named_parameters(remove_duplicate=False) if other is parameter]
+        name = next((name for name in names if name in present), None)
+        if name is None:
             return None
-        names[kind] = found[0]
-    return names
-
-
-def _tensor_files(directory: Path) -> dict[str, Path]:
-    """Map each tensor name in a directory's safetensors files to the file that holds it."""
-    from safetensors import SafetensorError, safe_open
-
-    index = directory / _SAFETENSORS_INDEX
-    if index.is_file():
-        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        return {name: directory / Path(file).name for name, file in weight_map.items()}
-    single = directory / "model.safetensors"
-    if not single.is_file():
-        return {}
-    try:
-        with safe_open(single, "pt") as file:
-            return dict.fromkeys(file.keys(), single)
-    except SafetensorError as error:
-        raise UserError(f"{single}: is damaged: {_one_line(error)}; copy or download it again") from None
+        if present[name].shape != tuple(parameter.shape):
+            raise UserError(
+                f"{key}: {source.name}: {name} is {present[name].shape} in the files and {tuple(parameter.shape)} by "
+                "config.json; take the config.json that belongs to these weights"
+            )
+        found[kind] = (name, present[name])
+    return found
 
 
 def _read_rows(
-    directory: Path, names: dict[str, str], ids: Callable[[int], tuple[int, int]]
+    entries: dict[str, tuple[str, TensorEntry]], ids: Callable[[int], tuple[int, int]]
 ) -> tuple[dict[str, Tensor], int]:
-    """Return the rows of the named tensors, by kind, and how many rows there are in all."""
+    """Return the rows of the tensors, by kind, and how many rows there are in all."""
     from safetensors import safe_open
 
-    files = _tensor_files(directory)
     tensors, vocabulary = {}, 0
-    for kind, name in names.items():
-        with safe_open(files[name], "pt") as file:
-            rows = file.get_slice(name)
-            vocabulary = rows.get_shape()[0]
-            start, stop = ids(vocabulary)
-            tensors[kind] = rows[start:stop]
+    for kind, (name, entry) in entries.items():
+        vocabulary = entry.shape[0]
+        start, stop = ids(vocabulary)
+        with safe_open(entry.file, "pt") as file:
+            tensors[kind] = file.get_slice(name)[start:stop]
     return tensors, vocabulary
 
 

@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).parents[2] / "disaggkd_cli"
 LEVELS = [
     {"errors", "faults"},
     {"units", "addresses", "nodelist"},
-    {"page"},
+    {"page", "model_files"},
     {"losses"},
     {"config", "layouts"},
     {"data"},

@@ -80,13 +80,134 @@ def test_a_loaded_model_is_the_saved_one_in_eval_mode(saved):
     assert load_causal_lm(resolve_source(str(path)), torch.bfloat16, "teacher.model").dtype == torch.bfloat16
 
 
+def load(path, key="teacher.model"):
+    return load_causal_lm(resolve_source(str(path)), torch.float32, key)
+
+
+def rewrite(path, change):
+    """Change the tensors of a saved model in place."""
+    tensors = load_file(path / "model.safetensors")
+    change(tensors)
+    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+
+
+def edit_config(path, **changes):
+    config = json.loads((path / "config.json").read_text()) | changes
+    (path / "config.json").write_text(json.dumps(config))
+
+
 def test_missing_weights_are_an_error(saved):
     _, path = saved()
-    tensors = load_file(path / "model.safetensors")
-    del tensors["model.layers.2.mlp.up_proj.weight"]
-    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(UserError, match=r"lacks 1 weights of a llama model, first model.layers.2.mlp.up_proj.weight"):
-        load_causal_lm(resolve_source(str(path)), torch.float32, "teacher.model")
+    rewrite(path, lambda tensors: tensors.pop("model.layers.2.mlp.up_proj.weight"))
+    with pytest.raises(UserError, match=r"lacks 1 tensors of a llama model: model.layers.2.mlp.up_proj.weight \(48,"):
+        load(path)
+
+
+HALF = {
+    "llama": ("num_hidden_layers", "18 tensors of decoder layers", "model.layers.2.input_layernorm.weight (32,)"),
+    "gpt2": ("n_layer", "22 tensors of decoder layers", "transformer.h.2."),
+    "qwen3_moe": ("num_hidden_layers", "22 tensors of decoder layers", "model.layers.2.input_layernorm.weight (32,)"),
+    "mixtral": ("num_hidden_layers", "18 tensors of decoder layers", "model.layers.2."),
+    "gemma2": ("num_hidden_layers", "22 tensors of decoder layers", "model.layers.2."),
+}
+
+
+@pytest.mark.parametrize("family", HALF)
+def test_half_a_model_is_refused(saved, family):
+    key, count, name = HALF[family]
+    _, path = saved(family)
+    edit_config(path, **{key: 2, "layer_types": None})
+    with pytest.raises(UserError) as caught:
+        load(path)
+    message = str(caught.value)
+    assert count in message and name in message and "and " in message
+    assert "num_hidden_layers=2, but the files hold layers up to number 3" in message
+
+
+@pytest.mark.parametrize("key", ["teacher.model", "student.model"])
+def test_tensors_of_other_shapes_are_named_with_both(saved, key):
+    _, path = saved()
+    edit_config(path, intermediate_size=64)
+    with pytest.raises(UserError) as caught:
+        load(path, key)
+    message = str(caught.value)
+    assert message.startswith(f"{key}: {path}: 12 tensors have other shapes than its config.json says")
+    assert "model.layers.0.mlp.down_proj.weight is (32, 48) in the files and (32, 64) by config.json" in message
+    assert "above report" not in message
+
+
+def test_experts_of_another_number_are_named(saved):
+    _, path = saved("qwen3_moe")
+    edit_config(path, num_local_experts=2)
+    with pytest.raises(UserError, match=r"experts.down_proj is \(4, 32, 16\) in the files and \(2, 32, 16\)"):
+        load(path)
+
+
+def test_a_head_of_another_shape_is_named_when_it_is_read_alone(saved):
+    _, path = saved("phi")
+    edit_config(path, vocab_size=99)
+    with pytest.raises(UserError, match=r"is \(97, 32\) in the files and \(99, 32\) by config.json"):
+        load_head(resolve_source(str(path)), torch.float32, "teacher.model")
+
+
+EXTRA = {
+    "a tied head": "lm_head.weight",
+    "multi-token prediction": "mtp.layers.0.mlp.up_proj.weight",
+    "a vision tower": "model.visual.blocks.3.attn.qkv.weight",
+    "another vision tower": "vision_tower.vision_model.encoder.layers.0.mlp.fc1.weight",
+    "rotary buffers": "model.layers.1.self_attn.rotary_emb.inv_freq",
+    "rotary tables": "model.layers.1.self_attn.rotary_emb.cos_cached",
+}
+
+
+@pytest.mark.parametrize("kind", EXTRA)
+def test_harmless_tensors_may_be_there(saved, kind, caplog):
+    model, path = saved("llama", tie_word_embeddings=True)
+    rewrite(path, lambda tensors: tensors.update({EXTRA[kind]: torch.zeros(97, 32)}))
+    loaded = load(path)
+    assert torch.equal(loaded.model.layers[2].mlp.up_proj.weight, model.model.layers[2].mlp.up_proj.weight)
+    assert not caplog.records
+
+
+def test_further_prediction_layers_are_harmless_where_the_config_counts_them(saved):
+    _, path = saved()
+    rewrite(path, lambda tensors: tensors.update({"model.layers.4.mlp.up_proj.weight": torch.zeros(48, 32)}))
+    with pytest.raises(UserError, match="1 tensors of decoder layers"):
+        load(path)
+    edit_config(path, num_nextn_predict_layers=1)
+    load(path)
+
+
+def test_an_unknown_head_is_a_warning(saved, caplog):
+    _, path = saved()
+    rewrite(path, lambda tensors: tensors.update({"v_head.summary.weight": torch.zeros(1, 32)}))
+    load(path)
+    assert "1 tensors of its files are not used by a llama model: v_head.summary.weight (1, 32)" in caplog.text
+
+
+def test_an_adapter_left_in_a_layer_is_refused(saved):
+    _, path = saved()
+    name = "model.layers.1.self_attn.q_proj.lora_A.weight"
+    rewrite(path, lambda tensors: tensors.update({name: torch.zeros(4, 32)}))
+    with pytest.raises(UserError, match=r"q_proj.lora_A.weight \(4, 32\); take the config.json that belongs"):
+        load(path)
+
+
+def test_an_index_that_points_elsewhere_is_refused(saved, tmp_path):
+    model, _ = saved()
+    model.save_pretrained(tmp_path / "sharded", max_shard_size="10KB")
+    index = tmp_path / "sharded" / "model.safetensors.index.json"
+    described = json.loads(index.read_text())
+    for file in ("../model/model.safetensors", "/etc/passwd", "x/../../model/model.safetensors", "..\\a"):
+        described["weight_map"]["lm_head.weight"] = file
+        index.write_text(json.dumps(described))
+        for read in (load, lambda path: load_head(resolve_source(str(path)), torch.float32, "teacher.model")):
+            with pytest.raises(UserError, match="lies outside of its directory"):
+                read(tmp_path / "sharded")
+    described["weight_map"]["lm_head.weight"] = "not_there.safetensors"
+    index.write_text(json.dumps(described))
+    with pytest.raises(UserError, match=r"names not_there.safetensors, which is not there"):
+        load(tmp_path / "sharded")
 
 
 def test_damaged_weights_are_an_error(saved):
