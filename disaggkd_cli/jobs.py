@@ -10,6 +10,8 @@ from pathlib import Path
 from disaggkd_cli.config import Config, load, to_yaml
 from disaggkd_cli.errors import DisaggkdError, RunError, UserError
 from disaggkd_cli.launch import STUDENT, TEACHER, Place, discover_rendezvous, find_place, threads_for, under_launcher
+from disaggkd_cli.layouts import Layout, facts_of, require
+from disaggkd_cli.planner.models import local_fields
 from disaggkd_cli.supervise import places, supervise
 from disaggkd_cli.training.run_directory import RunDirectory, Status, log_path, prepare, read_status
 
@@ -36,6 +38,7 @@ def run_job(
         return 0
     config.launch.rendezvous = discover_rendezvous(config, command)
     _check_command(command, config, resume)
+    _check_layout(config)
     if dry_run:
         _print_places(config, command)
         return 0
@@ -72,6 +75,18 @@ def _check_command(command: str, config: Config, resume: str) -> None:
         )
     if resume not in ("auto", "never") and not Path(resume).expanduser().is_dir():
         raise UserError(f"--resume {resume}: is no checkpoint directory; give auto, never, or a directory step_…")
+
+
+def _check_layout(config: Config) -> None:
+    """Refuse a teacher that cannot be laid out so, as far as its config.json is here; its ranks look again."""
+    teacher = config.teacher
+    fields = local_fields(teacher.model)
+    if config.mode == "colocated" or teacher.cache:
+        return
+    gguf = teacher.model.endswith(".gguf")
+    if fields is not None or gguf:
+        layout = Layout(teacher.parallelism, teacher.ranks_per_replica)
+        require(layout, facts_of(fields or {}, teacher.model, gguf=gguf))
 
 
 def _roles(command: str) -> tuple[str, ...]:

@@ -138,10 +138,11 @@ def _together(config: Config) -> Iterator[str]:
     if student.lora is not None:
         yield from _lora(student)
     yield from _flash_attention(config)
-    if teacher.parallelism == "tensor" and config.mode == "colocated":
-        yield "teacher.parallelism: tensor needs ranks of the teacher's own; colocated teachers are sharded with fsdp"
-    if teacher.parallelism == "tensor" and teacher.ranks_per_replica > 1 and teacher.model.endswith(".gguf"):
-        yield "teacher.parallelism: tensor reads slices of safetensors files, and this is a GGUF file; use fsdp"
+    if teacher.parallelism in ("tensor", "pipeline") and config.mode == "colocated":
+        yield (
+            f"teacher.parallelism: {teacher.parallelism} needs ranks of the teacher's own; colocated teachers are "
+            "sharded with fsdp"
+        )
     rendezvous = config.launch.rendezvous
     if rendezvous is not None:
         host, _, port = rendezvous.rpartition(":")

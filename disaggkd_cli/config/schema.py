@@ -15,7 +15,7 @@ ATTENTION = ("auto", "eager", "sdpa", "flash_attention_2")
 CHOICES: dict[str, tuple[str, ...]] = {
     "mode": ("disaggregated", "colocated"),
     "teacher.dtype": ("bfloat16", "float16", "float32"),
-    "teacher.parallelism": ("fsdp", "tensor"),
+    "teacher.parallelism": ("pipeline", "fsdp", "tensor"),
     "teacher.attention": ATTENTION,
     "student.dtype": ("float32", "bfloat16"),
     "student.attention": ATTENTION,
@@ -53,7 +53,7 @@ class TeacherConfig:
     """Ranks that one replica spans."""
 
     parallelism: str = "fsdp"
-    """How a replica of several ranks shares its weights: fsdp or tensor."""
+    """How a replica of several ranks shares its weights: pipeline (each rank a run of layers), fsdp or tensor."""
 
     cache: str | None = None
     """A directory of recorded hidden states that stands in for a live teacher."""

@@ -157,7 +157,7 @@ def knobs(work: Workload, mode: str) -> list[Knob]:
     if work.memory_budget > 64 << 20 and mode != "colocated_full":
         candidates.append(("loss.memory_budget=64MiB", work.with_(memory_budget=64 << 20)))
     now = frontier(work, mode)
-    found = [Knob(change, frontier(changed, mode)) for change, changed in candidates]
+    found = [Knob(change, frontier(changed, mode)) for change, changed in candidates if not changed.refused]
     return sorted(
         (knob for knob in found if knob.max_micro_batch_tokens > now), key=lambda knob: -knob.max_micro_batch_tokens
     )
@@ -177,7 +177,7 @@ def smallest_remedy(work: Workload, mode: str) -> str | None:
                 return knob.change
     for factor in (2, 4, 8, 16, 32, 64):
         for change, changed in _more_ranks(work, mode, factor):
-            if fits(changed, mode):
+            if not changed.refused and fits(changed, mode):
                 return change
     if shorter >= _SHORT:
         return f"data.sequence_length={1 << (shorter.bit_length() - 1)} train.micro_batch_sequences=1"

@@ -10,8 +10,9 @@ from disaggkd_cli.config import Config
 from disaggkd_cli.config.layers import expected_layers
 from disaggkd_cli.config.packing import separates_documents
 from disaggkd_cli.errors import UserError
+from disaggkd_cli.layouts import facts_of
 from disaggkd_cli.planner.cluster import cluster_of
-from disaggkd_cli.planner.models import resolve_model
+from disaggkd_cli.planner.models import hub_config, resolve_model
 from disaggkd_cli.planner.models.parameters import count_parameters
 from disaggkd_cli.planner.models.shapes import ModelShape
 from disaggkd_cli.planner.models.trained import adapter_parameters, trained_share
@@ -32,7 +33,8 @@ def workload_of(config: Config, hardware: str | None = None, gpus: int | None = 
             `split.py`).
 
     Raises:
-        UserError: an unknown model, GPU or node; or keys that cannot go together.
+        UserError: an unknown model, GPU or node; a layout of the teacher that a run refuses; or keys that cannot go
+            together.
     """
     if not config.teacher.model:
         raise UserError("teacher.model: missing; name the model to distil (a directory, a config.json, or a hub name)")
@@ -40,8 +42,9 @@ def workload_of(config: Config, hardware: str | None = None, gpus: int | None = 
     student = _student_shape(config, teacher)
     share, layer_share, head_trained = _trained(config, student)
     on_cpu = config.launch.device == "cpu"
-    return Workload(
+    work = Workload(
         teacher=teacher,
+        teacher_facts=facts_of(hub_config(config.teacher.model, "teacher.model"), config.teacher.model),
         student=student,
         cluster=cluster_of(config, hardware),
         efficiency=_efficiency(config),
@@ -74,6 +77,9 @@ def workload_of(config: Config, hardware: str | None = None, gpus: int | None = 
         cached=config.teacher.cache is not None,
         compiled=config.student.compile,
     )
+    if work.refused and not gpus and config.mode != "colocated":
+        raise UserError(work.refused)
+    return work
 
 
 def _trained(config: Config, student: ModelShape) -> tuple[float, float, bool]:

@@ -88,7 +88,7 @@ def _ideal_rate(work: Workload, timing: Timing, gpus: int) -> float:
 
 
 def _teacher_fits(work: Workload) -> bool:
-    return teacher_rank(work).peak_bytes <= usable(work, "teacher").value
+    return work.refused is None and teacher_rank(work).peak_bytes <= usable(work, "teacher").value
 
 
 def student_fits(work: Workload) -> bool:

@@ -10,8 +10,10 @@ from disaggkd_cli.planner.compute import compute_seconds
 from disaggkd_cli.planner.constants import FUSED_LOGIT_TRAFFIC, constant
 from disaggkd_cli.planner.efficiency import KERNELS
 from disaggkd_cli.planner.flops import backward_passes, forward_work, loss_flops
+from disaggkd_cli.planner.models.tensor_parallel import collective_elements, whole_share
 from disaggkd_cli.planner.network import collective_rate, link_rate, replicas_rate, stage_rate
 from disaggkd_cli.planner.ring import ring_loss
+from disaggkd_cli.planner.stages import slowest_share
 from disaggkd_cli.planner.terms import Term, term
 from disaggkd_cli.planner.traffic import traffic
 from disaggkd_cli.planner.workload import Workload
@@ -100,14 +102,15 @@ def teacher_time(work: Workload) -> Term:
     if work.parallelism == "tensor":
         return term(
             "teacher micro-batch",
-            "k * (compute / t + 2 * L * 2 * T * H_t * b_t * (t - 1) / t / B)",
-            "forward of the backbone, and two all-reduces of the hidden states in every layer, which nothing hides",
+            "k * (compute * (1 - whole + whole * t) / t + T * E * b_t * (t - 1) / t / B)",
+            "each rank computes its slices and all that transformers' plan leaves whole; the plan's sums and gathers, "
+            "which nothing hides",
             k=work.efficiency.teacher,
             compute=compute,
             t=ranks,
-            L=len(work.teacher.layers),
+            whole=whole_share(work.teacher),
             T=work.micro_batch_tokens,
-            H_t=work.teacher.hidden,
+            E=collective_elements(work.teacher),
             b_t=work.teacher_bytes,
             B=rate,
         )
@@ -115,13 +118,12 @@ def teacher_time(work: Workload) -> Term:
         handover = stage_rate(work.cluster, ranks, gpu)
         return term(
             "teacher micro-batch",
-            "k * max(compute * ceil(L / s) / L, T * H_t * b_t / B)",
-            "a pipeline of s stages gives a micro-batch whenever its longest stage is done; its hidden states go from "
-            "stage to stage meanwhile",
+            "k * max(compute * slowest, T * H_t * b_t / B)",
+            "a pipeline gives a micro-batch whenever its slowest stage is done; hidden states go from stage to stage "
+            "meanwhile",
             k=work.efficiency.teacher,
             compute=compute,
-            s=ranks,
-            L=len(work.teacher.layers),
+            slowest=slowest_share(work.teacher, ranks),
             T=work.micro_batch_tokens,
             H_t=work.teacher.hidden,
             b_t=work.teacher_bytes,
@@ -244,7 +246,8 @@ def _teacher_name(work: Workload, teacher: Term) -> str:
     if work.ranks_per_replica == 1:
         return TEACHER
     if work.parallelism == "tensor":
-        return REDUCTIONS if teacher.value > 2 * values["k"] * values["compute"] / values["t"] else TEACHER
+        share = (1 - values["whole"]) / values["t"] + values["whole"]
+        return REDUCTIONS if teacher.value > 2 * values["k"] * values["compute"] * share else TEACHER
     if work.parallelism == "pipeline":
         return TEACHER
     return GATHERS if values["collectives"] > values["compute"] else TEACHER

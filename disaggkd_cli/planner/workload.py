@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from disaggkd_cli.config.links import links_of_ranks
+from disaggkd_cli.layouts import Layout, TeacherFacts, why_not
 from disaggkd_cli.losses.placement import HeadTraffic
 from disaggkd_cli.planner.constants import constant
 from disaggkd_cli.planner.hardware import Gpu
@@ -61,6 +62,7 @@ class Workload:
         delta_kernel: `fla` or `torch`.
         links_per_rank: `transport.links_per_rank`; `nccl_links`: each link has a NCCL communicator.
         vocabulary_parallel: true, false, or auto (see `losses.placement`), as `loss.vocabulary_parallel`.
+        teacher_facts: what of the teacher's config.json decides how it may be laid out; None: anything goes.
         cached: hidden states come from a directory, so there are no teacher ranks.
         compiled: the student's layers run under `torch.compile`.
     """
@@ -99,6 +101,20 @@ class Workload:
     cached: bool = False
     compiled: bool = False
     optimizer_bytes: int = 8
+
+    teacher_facts: TeacherFacts | None = None
+
+    @property
+    def layout(self) -> Layout:
+        """How a replica's ranks share the teacher."""
+        return Layout(self.parallelism, self.ranks_per_replica)
+
+    @property
+    def refused(self) -> str | None:
+        """Why a run would refuse to lay the teacher out so; None where it would not (or has no live teacher)."""
+        if self.teacher_facts is None or self.cached:
+            return None
+        return why_not(self.layout, self.teacher_facts)
 
     @cached_property
     def teacher_parameters(self) -> Parameters:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from disaggkd_cli.config import Config
-from disaggkd_cli.errors import RunError
+from disaggkd_cli.errors import RunError, UserError
 from disaggkd_cli.launch import Place
 from disaggkd_cli.models import requested_states
 from disaggkd_cli.models.verified import VerifiedTeacher
@@ -53,6 +53,8 @@ def run_replica(
         UserError: the teacher cannot be read, proved or spread so.
         RunError: a rank of the replica is lost; the replica ends as a whole.
     """
+    if config.teacher.parallelism == "pipeline":
+        raise UserError("teacher.parallelism: ranks cannot run a pipeline yet; plan with it, and run with fsdp")
     world = World(config, place, device)
     shared = config.teacher.parallelism == "tensor"
     logger.info("replica %d: %d ranks have met, loading (%s)", place.replica, place.size, config.teacher.parallelism)

@@ -14,14 +14,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _set_pg_timeout
 from torch.distributed.tensor import DTensor
-from transformers import AutoModelForCausalLM
 from transformers.distributed import DistributedConfig
 
 from disaggkd_cli.config import Config
 from disaggkd_cli.errors import UserError
+from disaggkd_cli.layouts import Layout, facts_of, require
 from disaggkd_cli.models import (
     backbone_of,
-    decoder_layers,
     head_of,
     load_config,
     resolve_source,
@@ -68,24 +67,8 @@ def load_tensor_parallel_teacher(config: Config, device: torch.device, group: di
 def _require_plan(source: ModelSource, ranks: int) -> None:
     if "tp_size" not in {field.name for field in fields(DistributedConfig)}:
         raise UserError("teacher.parallelism: tensor needs transformers 5.17 or newer; upgrade it, or use fsdp")
-    model_config = load_config(source, "teacher.model")
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(model_config, trust_remote_code=source.trust_remote_code)
-    # Some plans name the embeddings alone (their layers are for expert parallelism) and would leave the layers whole.
-    layers = decoder_layers(model)[0]
-    if not any(name.startswith(layers) for name in model._tp_plan or ()):
-        raise UserError(
-            f"teacher.parallelism: transformers has no tensor-parallel plan for the layers of {type(model).__name__} "
-            f"({source.name}); use fsdp"
-        )
-    text = model_config.get_text_config()
-    for name in ("num_attention_heads", "num_key_value_heads"):
-        heads = getattr(text, name, None)
-        if heads and heads % ranks:
-            raise UserError(
-                f"teacher.ranks_per_replica: {ranks} tensor-parallel ranks cannot share {name}={heads} of "
-                f"{source.name} evenly; use a number that divides it, or teacher.parallelism=fsdp"
-            )
+    facts = facts_of(load_config(source, "teacher.model").to_dict(), source.name, gguf=source.gguf_file is not None)
+    require(Layout("tensor", ranks), facts)
 
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:

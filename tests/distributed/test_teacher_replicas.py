@@ -224,7 +224,7 @@ def test_a_bare_replica_stops_at_a_signal_and_names_what_it_cannot_do(short_conf
         "teacher", str(short_config), meeting, *TENSOR, f"teacher.model={tmp_path}/gpt2", f"run_dir={tmp_path}/refused"
     )
     assert code == 2, output
-    assert "teacher.parallelism: transformers has no tensor-parallel plan for the layers of GPT2LMHeadModel" in output
+    assert "teacher.parallelism: transformers has no tensor-parallel plan for the layers of gpt2" in output
     run = tmp_path / "stopped"
     student = start(["student", str(short_config), meeting, f"run_dir={tmp_path}/student", "train.steps=100000",
                      "transport.teacher_wait=20"])  # fmt: skip

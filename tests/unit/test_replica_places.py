@@ -2,7 +2,7 @@
 
 import pytest
 
-from disaggkd_cli.config import Config, check
+from disaggkd_cli.config import Config
 from disaggkd_cli.errors import UserError
 from disaggkd_cli.launch import child_environment, find_place
 from disaggkd_cli.supervise import places
@@ -55,12 +55,3 @@ def test_a_slurm_step_of_teachers_keeps_off_the_students_port(config):
     }  # fmt: skip
     place = find_place(config, "teacher", variables)
     assert (place.name, place.world_endpoint, place.hosts_world) == ("teacher 1.1", "127.0.0.1:15008", False)
-
-
-def test_slices_of_a_gguf_file_are_refused_before_anything_starts(config):
-    config.teacher.model, config.teacher.parallelism = "model.gguf", "tensor"
-    assert [problem for problem in check(config) if "GGUF" in problem] == [
-        "teacher.parallelism: tensor reads slices of safetensors files, and this is a GGUF file; use fsdp"
-    ]
-    config.teacher.ranks_per_replica = 1
-    assert not [problem for problem in check(config) if "GGUF" in problem]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from disaggkd_cli.layouts import Layout
 from disaggkd_cli.planner.constants import constant
 from disaggkd_cli.planner.memory import activations, heads, teacher, weights
 from disaggkd_cli.planner.terms import Term, term, total
@@ -54,7 +55,8 @@ def colocated_rank(work: Workload, *, fused: bool) -> RankMemory:
     # Full logits are formed from whole heads. The teacher lies in shards over the ranks of one replica of the student.
     work = work if fused else work.with_(vocabulary_parallel=False)
     ranks = work.shard_ranks
-    shard = teacher.teacher_shard(work, ranks)
+    layout = Layout("fsdp", ranks)
+    shard = teacher.teacher_weights(work, layout)
     hidden = term(
         "teacher hidden states",
         "R * H_t * b_t",
@@ -63,9 +65,9 @@ def colocated_rank(work: Workload, *, fused: bool) -> RankMemory:
         H_t=work.teacher.hidden,
         b_t=work.teacher_bytes,
     )
-    working = [*shard, *teacher.teacher_forward(work, ranks, False), heads.teacher_head(work)]
+    working = [shard, *teacher.teacher_forward(work, layout), heads.teacher_head(work)]
     forward = Phase("teacher forward", (*weights.states(work, gradients=False), *working))
-    held = [*shard, hidden, heads.teacher_head(work), *([teacher.teacher_root(work)] if ranks > 1 else [])]
+    held = [shard, hidden, heads.teacher_head(work), *([teacher.teacher_root(work)] if ranks > 1 else [])]
     return RankMemory("colocated", (forward, *_student_phases(work, held, fused)))
 
 
@@ -81,11 +83,7 @@ def teacher_rank(work: Workload) -> RankMemory:
         H_t=work.teacher.hidden,
         w=work.wire_bytes,
     )
-    ranks = work.ranks_per_replica
-    working = [
-        *teacher.teacher_shard(work, ranks),
-        *teacher.teacher_forward(work, ranks, work.parallelism == "tensor"),
-    ]
+    working = [teacher.teacher_weights(work, work.layout), *teacher.teacher_forward(work, work.layout)]
     phase = Phase("teacher forward", (*working, buffers))
     return RankMemory("teacher", (phase,))
 

@@ -2,28 +2,49 @@
 
 from __future__ import annotations
 
+from disaggkd_cli.layouts import Layout
 from disaggkd_cli.planner.memory.layer_tensors import forward_working_set
 from disaggkd_cli.planner.memory.weights import FSDP
+from disaggkd_cli.planner.models.tensor_parallel import whole_parameters
+from disaggkd_cli.planner.stages import fullest_stage
 from disaggkd_cli.planner.terms import Term, term
 from disaggkd_cli.planner.workload import Workload
 
 
-def teacher_shard(work: Workload, ranks: int) -> list[Term]:
-    """A shard of the teacher's backbone."""
-    return [
-        term(
+def teacher_weights(work: Workload, layout: Layout) -> Term:
+    """The fullest rank's part of the backbone; the head is apart."""
+    shape, counted, b = work.teacher, work.teacher_parameters, work.teacher_bytes
+    if layout.kind == "pipeline":
+        return term(
             "teacher weights",
-            "b_t * N_t / W_t",
-            "the backbone, sharded; the head is apart",
-            b_t=work.teacher_bytes,
-            N_t=work.teacher_parameters.backbone,
-            W_t=ranks,
+            "b_t * N_stage",
+            "the fullest stage of the pipeline: its layers, and the embedding on the first",
+            b_t=b,
+            N_stage=fullest_stage(shape, layout.ranks),
         )
-    ]
+    if layout.kind == "tensor":
+        return term(
+            "teacher weights",
+            "b_t * ((N_t - whole) / W_t + whole)",
+            "what transformers' plan cuts, and what every rank holds whole: embedding, norms, routers, all that the "
+            "plan does not name",
+            b_t=b,
+            N_t=counted.backbone,
+            whole=whole_parameters(shape),
+            W_t=layout.ranks,
+        )
+    return term(
+        "teacher weights",
+        "b_t * N_t / W_t",
+        "the backbone, sharded; the head is apart",
+        b_t=b,
+        N_t=counted.backbone,
+        W_t=layout.ranks,
+    )
 
 
-def teacher_forward(work: Workload, ranks: int, tensor_parallel: bool) -> list[Term]:
-    """What one forward of the teacher needs beside its shard of the weights."""
+def teacher_forward(work: Workload, layout: Layout) -> list[Term]:
+    """What one forward of the teacher needs beside its part of the weights."""
     teacher = work.teacher
     widest = max(
         (forward_working_set(layer, teacher.hidden, work.teacher_bytes) for layer in teacher.layer_kinds()),
@@ -35,7 +56,7 @@ def teacher_forward(work: Workload, ranks: int, tensor_parallel: bool) -> list[T
             f"T * ({widest.formula}) / t",
             widest.source,
             T=work.micro_batch_tokens,
-            t=ranks if tensor_parallel else 1,
+            t=layout.ranks if layout.kind == "tensor" else 1,
             **widest.values,
         ),
         term(
@@ -47,7 +68,18 @@ def teacher_forward(work: Workload, ranks: int, tensor_parallel: bool) -> list[T
             b_t=work.teacher_bytes,
         ),
     ]
-    if ranks > 1 and not tensor_parallel:
+    if layout.kind == "pipeline":
+        terms.append(
+            term(
+                "states between stages",
+                "2 * T * H_t * b_t",
+                "one micro-batch being received and one being sent while a third is computed",
+                T=work.micro_batch_tokens,
+                H_t=teacher.hidden,
+                b_t=work.teacher_bytes,
+            )
+        )
+    if layout.kind == "fsdp":
         terms.append(
             term(
                 "teacher layers gathered",

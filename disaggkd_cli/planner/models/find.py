@@ -92,6 +92,23 @@ def _preset_of(model: str) -> str | None:
     return {hub.lower(): name for hub, name in _hub_names().items()}.get(folded)
 
 
+def local_fields(model: str) -> dict[str, Any] | None:
+    """The fields of a model's config.json as far as they are known without a download; None where they are not.
+
+    A directory, a file, an entry of the local hub cache, or a preset's hub name.
+    """
+    path = Path(model).expanduser()
+    path = path / "config.json" if path.is_dir() else path
+    file = path if path.is_file() and path.suffix == ".json" else _hub_cache_config(model)
+    try:
+        if file is not None:
+            return json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    preset = _preset_of(model)
+    return None if preset is None else load_preset(preset)["config"]
+
+
 def hub_config(model: str, key: str) -> dict[str, Any]:
     """The fields of a model's config.json: of the file, the hub cache's, or the preset's.
 

