@@ -21,7 +21,8 @@ from disaggkd_cli.losses.matmul import choose_precision, cost_model, needs_sum_b
 from disaggkd_cli.losses.output import LossOutput
 from disaggkd_cli.losses.passes import Problem, Result, Side, run_passes
 from disaggkd_cli.losses.pointwise import COMPILE_FROM_ELEMENTS, PointwiseSpec, tile_kernels
-from disaggkd_cli.losses.tiling import LossShape, choose_tiling
+from disaggkd_cli.losses.shape import SideProducts, loss_shape
+from disaggkd_cli.losses.tiling import choose_tiling
 from disaggkd_cli.units import parse_bytes
 
 DEFAULT_BUDGET = {"cpu": 256 * 2**20, "cuda": 2**30}
@@ -213,28 +214,19 @@ def _problem(
     compiled = compile_pointwise
     if compiled is None:
         compiled = count * shard.largest[0] >= COMPILE_FROM_ELEMENTS
-    shape = LossShape(
-        rows=count,
-        shared=shard.largest[0],
-        student_extra=shard.largest[1],
-        teacher_extra=shard.largest[2],
-        student_width=student_hidden.shape[1],
-        teacher_width=teacher_hidden.shape[1],
-        element_bytes=dtype.itemsize,
-        student_copy_bytes=student.precision.copy_bytes(student_hidden, student_head.weight),
-        teacher_copy_bytes=teacher.precision.copy_bytes(teacher_hidden, teacher_head.weight),
-        operand_bytes=student.precision.operand.itemsize,
-        gradient_copy_bytes=student.precision.gradient.itemsize if student.precision.gradient != dtype else 0,
-        hidden_copy=rows is not None or student_hidden.dtype != dtype or shard.group is not None,
-        weight_copy=needs_sum_buffer(student_hidden.device, student.precision),
-        weight_gradient=needs[1],
-        hidden_gradient=needs[0],
+    shape = loss_shape(
+        count, *shard.largest, _products(student), _products(teacher), spec.divergence,
+        hidden_bytes=student_hidden.dtype.itemsize,
+        result_bytes=dtype.itemsize,
         gathered=rows is not None,
-        further_passes=spec.divergence.passes(gradients) - 1,
+        joined=shard.group is not None,
+        adds_into_sums=not needs_sum_buffer(student_hidden.device, student.precision),
         gradients=gradients,
+        hidden_gradient=needs[0],
+        weight_gradient=needs[1],
         compiled=compiled,
         device=cost_model(student_hidden.device),
-    )
+    )  # fmt: skip
     tiling = choose_tiling(shape, budget)
     kernels = tile_kernels(spec, compiled, tiling.block)
     return Problem(
@@ -259,3 +251,13 @@ def _problem(
 def _side(hidden: Tensor, head: Head, dtype: torch.dtype) -> Side:
     changes_product = head.bias is not None or head.scale != 1.0 or head.softcap is not None
     return Side(hidden, head.weight, head.bias, choose_precision(hidden, head.weight, dtype), changes_product)
+
+
+def _products(side: Side) -> SideProducts:
+    precision = side.precision
+    return SideProducts(
+        side.hidden.shape[1],
+        precision.copy_bytes(side.hidden, side.weight),
+        precision.operand.itemsize,
+        precision.gradient.itemsize,
+    )

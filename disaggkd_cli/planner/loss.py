@@ -7,6 +7,7 @@ from functools import lru_cache
 
 from disaggkd_cli.losses.device_costs import device_key
 from disaggkd_cli.losses.divergences import divergence_named
+from disaggkd_cli.losses.shape import loss_shape, products_of
 from disaggkd_cli.losses.tiling import LossShape, choose_tiling
 from disaggkd_cli.planner.constants import LOW_PRECISION_LOGITS_BYTES, TEMPERED_LOGITS_BYTES
 from disaggkd_cli.planner.terms import Term, term
@@ -81,23 +82,20 @@ def fused(
         UserError: when not even the smallest tile fits the budget.
     """
     shared = min(student_vocabulary, teacher_vocabulary)
-    low, on_cpu = compute_bytes < 4, device == "cpu"
-    shape = LossShape(
-        rows=max(rows, 1),
-        shared=shared,
-        student_extra=student_vocabulary - shared,
-        teacher_extra=teacher_vocabulary - shared,
-        student_width=student_width,
-        teacher_width=teacher_width,
-        student_copy_bytes=4 if low and on_cpu else 0,
-        teacher_copy_bytes=4 if teacher_bytes < 4 and on_cpu else 0,
-        gradient_copy_bytes=2 if low and not on_cpu else 0,
-        hidden_copy=low or joined,
-        weight_copy=low and not on_cpu,
+    on_gpu = device != "cpu"
+    shape = loss_shape(
+        max(rows, 1),
+        shared,
+        student_vocabulary - shared,
+        teacher_vocabulary - shared,
+        products_of(student_width, compute_bytes, on_gpu),
+        products_of(teacher_width, teacher_bytes, on_gpu),
+        divergence_named(divergence),
+        hidden_bytes=compute_bytes,
+        joined=joined,
         weight_gradient=head_trained,
-        further_passes=divergence_named(divergence).passes() - 1,
         compiled=compiled,
-        device="cpu" if on_cpu else device_key(device, _UNKNOWN_CAPABILITY),
+        device=device_key(device, _UNKNOWN_CAPABILITY) if on_gpu else "cpu",
     )
     tiling = _tiling(shape, memory_budget)
     scratch = term(
