@@ -38,20 +38,52 @@ def divide_layers(
         carried = sums[stop] - sums[start]
         return carried + (before if stage == 0 else 0.0) + (after if stage == stages - 1 else 0.0)
 
+    most = _no_heavier_than(weights, stages, before, after)
     # best[stop]: of all divisions of the layers up to `stop`, (heaviest stage, sum of squares, starts of its stages).
     best: dict[int, tuple[float, float, tuple[int, ...]]] = {0: (0.0, 0.0, ())}
     for stage in range(stages):
         further: dict[int, tuple[float, float, tuple[int, ...]]] = {}
         for stop in range(stage + 1, count - (stages - stage - 1) + 1):
             found = []
-            for start, (heaviest, squares, starts) in best.items():
-                if start < stop:
-                    mine = load(stage, start, stop)
+            for start in range(stop - 1, stage - 1, -1):
+                mine = load(stage, start, stop)
+                if mine > most:
+                    break
+                if start in best:
+                    heaviest, squares, starts = best[start]
                     found.append((max(heaviest, mine), squares + mine * mine, (*starts, start)))
-            further[stop] = min(found, key=lambda one: (_rounded(one[0]), _rounded(one[1]), [-s for s in one[2]]))
+            if found:
+                further[stop] = min(found, key=_merit) if len(found) > 1 else found[0]
         best = further
     starts = best[count][2]
     return tuple(zip(starts, (*starts[1:], count), strict=True))
+
+
+def _merit(one: tuple[float, float, tuple[int, ...]]) -> tuple[float, float, list[int]]:
+    """The order of divisions: heaviest stage, sum of squares, late starts."""
+    return _rounded(one[0]), _rounded(one[1]), [-start for start in one[2]]
+
+
+def _no_heavier_than(weights: Sequence[float], stages: int, before: float, after: float) -> float:
+    """A weight, a hair above the least, that some division's heaviest stage keeps to; found by halving."""
+    low, high = 0.0, before + sum(weights) + after
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (low, middle) if _possible(weights, stages, before, after, middle) else (middle, high)
+    return high * (1 + 1e-9)
+
+
+def _possible(weights: Sequence[float], stages: int, before: float, after: float, most: float) -> bool:
+    """Whether a division exists whose stages weigh at most `most`: filled from the front, as full as they may be."""
+    stage, load = 1, before
+    for index, weight in enumerate(weights):
+        carried = weight + (after if index == len(weights) - 1 else 0.0)
+        if index and load + carried > most:
+            stage, load = stage + 1, 0.0
+        load += carried
+        if load > most or stage > stages:
+            return False
+    return True
 
 
 def heaviest(

@@ -108,10 +108,27 @@ def frontier(work: Workload, mode: str, role: str | None = None) -> int:
     """The largest micro-batch in tokens, in whole sequences where one fits, that a mode (or one of its roles) can
     hold; 0: none."""
     step = work.sequence
-    largest = _largest(lambda count: _holds(work, mode, role, count * step), _CEILING // step)
+    guess = _guess(work, mode, role)
+    largest = _largest(lambda count: _holds(work, mode, role, count * step), _CEILING // step, guess // step)
     if largest:
         return largest * step
-    return _largest(lambda tokens: _holds(work, mode, role, tokens), step - 1)
+    return _largest(lambda tokens: _holds(work, mode, role, tokens), step - 1, guess)
+
+
+def _guess(work: Workload, mode: str, role: str | None) -> int:
+    """About the frontier: memory is close to a straight line over the tokens."""
+    near, far = work.sequence, 4 * work.sequence
+    try:
+        less, more = roles_of(with_tokens(work, near), mode), roles_of(with_tokens(work, far), mode)
+    except UserError:
+        return near
+    crossings = []
+    for name, memory in less.items():
+        if role in (None, name):
+            slope = (more[name].peak_bytes - memory.peak_bytes) / (far - near)
+            spare = usable(work, name).value - memory.peak_bytes
+            crossings.append(near + spare / slope if slope > 0 else _CEILING)
+    return max(1, min(_CEILING, int(min(crossings))))
 
 
 def _holds(work: Workload, mode: str, role: str | None, tokens: int) -> bool:
@@ -122,13 +139,25 @@ def _holds(work: Workload, mode: str, role: str | None, tokens: int) -> bool:
     return not missing if role is None else role not in missing
 
 
-def _largest(holds: Callable[[int], bool], ceiling: int) -> int:
-    if ceiling < 1 or not holds(1):
+def _largest(holds: Callable[[int], bool], ceiling: int, guess: int) -> int:
+    """The largest number up to `ceiling` that holds, 0 for none; looked for from `guess` outwards."""
+    if ceiling < 1:
         return 0
-    low, high = 1, 2
-    while high <= ceiling and holds(high):
-        low, high = high, high * 2
-    high = min(high, ceiling + 1)
+    low, high = 0, ceiling + 1
+    at, step = max(1, min(guess, ceiling)), 1
+    if holds(at):
+        low = at
+        while low + step <= ceiling and holds(low + step):
+            low, step = low + step, step * 2
+        high = min(low + step, ceiling + 1)
+    else:
+        high = at
+        while high - step >= 1 and not holds(high - step):
+            high, step = high - step, step * 2
+        low = max(high - step, 0)
+        if low == 0 and (high == 1 or not holds(1)):
+            return 0
+        low = max(low, 1)
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if holds(middle) else (low, middle)
@@ -175,7 +204,7 @@ def smallest_remedy(work: Workload, mode: str) -> str | None:
         for knob in helping:
             if word in knob.change:
                 return knob.change
-    for factor in (2, 4, 8, 16, 32, 64):
+    for factor in (2, 4, 8):
         for change, changed in _more_ranks(work, mode, factor):
             if not changed.refused and fits(changed, mode):
                 return change

@@ -6,14 +6,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from disaggkd_cli.planner.advice import timing_of
 from disaggkd_cli.planner.constants import CONSTANTS, ERROR_BANDS, NOT_MODELLED
 from disaggkd_cli.planner.cost import Cost, cost_of
 from disaggkd_cli.planner.fit import Knob, fits, frontier, knobs, largest_teacher, roles_of, usable
 from disaggkd_cli.planner.flops import student_flops, teacher_flops
 from disaggkd_cli.planner.memory import RankMemory
-from disaggkd_cli.planner.split import Split, ideal_ratio, splits
+from disaggkd_cli.planner.split import Split, as_workload, batches, ideal_ratio, replicas_that_divide, splits
 from disaggkd_cli.planner.terms import Term
-from disaggkd_cli.planner.timing import Timing, colocated_timing, disaggregated_timing, recommended_ring_depth
+from disaggkd_cli.planner.timing import Timing, colocated_timing, recommended_ring_depth
 from disaggkd_cli.planner.traffic import Traffic, traffic
 from disaggkd_cli.planner.verdict import Verdict, decide, why_not
 from disaggkd_cli.planner.workload import MODES, Workload
@@ -62,41 +63,54 @@ def make_plan(work: Workload, gpus: int | None = None, *, with_knobs: bool = Tru
     """Plan `work` in all three modes.
 
     Args:
-        gpus: a number of GPUs to divide. Colocated modes then take all of them, and disaggregated the best split.
+        gpus: a limit on all GPUs together. Ranks, replicas, the teacher's layout, checkpointing and micro-batch are
+            then chosen anew, for each mode the best (see `split.py`).
+        with_knobs: also what moves the largest micro-batch, and what to change.
     """
     divided = splits(work, gpus) if gpus else []
-    colocated, apart = work, work
-    if gpus:
-        replicate = work.replicate if gpus % work.replicate == 0 else 1
-        colocated = work.with_(student_ranks=gpus, replicate=replicate)
-    if divided:
-        best = divided[0]
-        replicate = work.replicate if best.student_ranks % work.replicate == 0 else 1
-        apart = work.with_(
-            student_ranks=best.student_ranks,
-            replicas=best.replicas,
-            ranks_per_replica=best.ranks_per_replica,
-            replicate=replicate,
-        )
-        apart = apart.with_(ring_depth=max(apart.ring_depth, recommended_ring_depth(apart)))
+    works = _searched(work, gpus, divided) if gpus else dict.fromkeys(MODES, work)
     # Full logits are formed from whole heads.
-    full = colocated.with_(vocabulary_parallel=False)
-    works = {"colocated_full": full, "colocated_fused": colocated, "disaggregated_fused": apart}
-    modes = {mode: _mode_plan(works[mode], mode, with_knobs) for mode in MODES}
-    verdict = decide({mode: (one.work, one.fits, one.timing) for mode, one in modes.items()})
+    works["colocated_full"] = works["colocated_full"].with_(vocabulary_parallel=False)
+    modes = {mode: _mode_plan(works[mode], mode, with_knobs, gpus) for mode in MODES}
+    compared = {mode: (one.work, one.fits, one.timing) for mode, one in modes.items()}
+    verdict = decide(compared, advise=with_knobs)
+    apart = works["disaggregated_fused"]
     return Plan(
         apart, modes, verdict, traffic(apart), ideal_ratio(apart), recommended_ring_depth(apart), divided[:5], gpus
     )
 
 
-def _mode_plan(work: Workload, mode: str, with_knobs: bool) -> ModePlan:
+def _searched(work: Workload, gpus: int, divided: list[Split]) -> dict[str, Workload]:
+    """The best run of each mode on at most `gpus` GPUs; one that does not fit where none does."""
+    colocated = work.with_(student_ranks=gpus, replicate=replicas_that_divide(work, gpus))
+    found = {}
+    for mode in ("colocated_full", "colocated_fused"):
+        fused = mode == "colocated_fused"
+        fitting = [one for one in batches(colocated) if fits(one, mode)]
+        found[mode] = max(
+            fitting, key=lambda one: colocated_timing(one, fused=fused).tokens_per_second, default=colocated
+        )
+    if divided:
+        apart = as_workload(work, divided[0])
+    else:
+        students = gpus if work.cached else max(1, gpus // 2)
+        apart = work.with_(student_ranks=students, replicas=1, ranks_per_replica=max(1, gpus - students), replicate=1)
+    return {**found, "disaggregated_fused": apart}
+
+
+def _within(work: Workload, mode: str, gpus: int | None) -> str | None:
+    """Why a mode cannot be had with the GPUs there are, or None."""
+    needed = cost_of(work, mode, 1.0).gpus
+    if gpus is not None and needed > gpus:
+        return f"it takes {needed} GPUs at least, and there are {gpus}"
+    return work.refused if mode == "disaggregated_fused" else None
+
+
+def _mode_plan(work: Workload, mode: str, with_knobs: bool, gpus: int | None) -> ModePlan:
     ranks = roles_of(work, mode)
-    timing = (
-        disaggregated_timing(work)
-        if mode == "disaggregated_fused"
-        else colocated_timing(work, fused=mode == "colocated_fused")
-    )
-    fitting = fits(work, mode)
+    timing = timing_of(work, mode)
+    beyond = _within(work, mode, gpus)
+    fitting = beyond is None and fits(work, mode)
     return ModePlan(
         mode=mode,
         work=work,
@@ -106,7 +120,7 @@ def _mode_plan(work: Workload, mode: str, with_knobs: bool) -> ModePlan:
         timing=timing,
         max_micro_batch_tokens=frontier(work, mode),
         max_teacher_parameters=largest_teacher(work, mode),
-        why_not=None if fitting else why_not(work, mode),
+        why_not=None if fitting else beyond or why_not(work, mode),
         knobs=knobs(work, mode) if with_knobs else [],
     )
 
@@ -125,6 +139,9 @@ def figures(plan: Plan) -> Iterator[tuple[str, Term]]:
             yield f"{mode} / {role} / usable memory", one.usable[role]
         yield f"{mode} / teacher micro-batch", one.timing.teacher
         yield f"{mode} / student micro-batch", one.timing.student
+        for part in one.timing.parts:
+            slowest = " (the bottleneck)" if part.value == min(one.timing.rates.values()) else ""
+            yield f"{mode} / bottleneck / tokens per second that the {part.name} allows{slowest}", part
     yield "teacher FLOPs a token", teacher_flops(plan.work)
     yield "student FLOPs a token", student_flops(plan.work)
     for name, one in vars(plan.traffic).items():
@@ -147,7 +164,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
         },
         "micro_batch_tokens": work.micro_batch_tokens,
         "modes": {mode: _mode(one) for mode, one in plan.modes.items()},
-        "recommendation": {"mode": plan.verdict.mode, "reason": plan.verdict.reason},
+        "recommendation": vars(plan.verdict),
         "teacher_to_student_ratio": plan.ratio,
         "ring_depth": plan.ring_depth,
         "splits": [vars(split) for split in plan.splits],

@@ -46,7 +46,7 @@ class Simulated:
 
 SCENARIOS = (
     Scenario("as planned"),
-    Scenario("one teacher in ten at half speed", slow_share=0.1, slow_factor=2.0),
+    Scenario("at half speed: one teacher in ten, or one", slow_share=0.1, slow_factor=2.0),
     Scenario("each teacher fails once in two hours", failures_per_hour=0.5),
 )
 
@@ -104,7 +104,7 @@ class _Teachers:
     over."""
 
     def __init__(self, count: int, seconds: float, jitter: float, scenario: Scenario, draw: random.Random) -> None:
-        slow = round(count * scenario.slow_share)
+        slow = slow_teachers(count, scenario)
         self._free = [(0.0, number) for number in range(count)]
         self._factor = [scenario.slow_factor if number < slow else 1.0 for number in range(count)]
         self._seconds, self._jitter, self._scenario, self._draw = seconds, jitter, scenario, draw
@@ -126,6 +126,11 @@ class _Teachers:
             self.resent += 1
             asked = begin + failed_after
             heapq.heappush(self._free, (asked + self._scenario.recovery_seconds, number))
+
+
+def slow_teachers(count: int, scenario: Scenario) -> int:
+    """How many of the teachers are slow: their share, but one at least where there is to be any."""
+    return max(1, round(count * scenario.slow_share)) if scenario.slow_share else 0
 
 
 def _lognormal(draw: random.Random, mean: float, jitter: float) -> float:

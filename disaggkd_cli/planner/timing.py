@@ -30,7 +30,7 @@ class Timing:
 
     Attributes:
         teacher, student: what one micro-batch takes on one teacher rank and one student rank.
-        rates: by bottleneck name, the tokens/s that each part would allow alone.
+        parts: the tokens/s that each part would allow alone.
         bottleneck: the slowest of them.
         tokens_per_second: of the whole run.
         stall_share: share of the student's time spent waiting for hidden states.
@@ -40,12 +40,17 @@ class Timing:
 
     teacher: Term
     student: Term
-    rates: dict[str, float]
+    parts: tuple[Term, ...]
     bottleneck: str
     tokens_per_second: float
     stall_share: float
     idle_share: float
     latency: float = 0.0
+
+    @property
+    def rates(self) -> dict[str, float]:
+        """Tokens per second of each part, by name."""
+        return {part.name: part.value for part in self.parts}
 
 
 def student_time(work: Workload, *, fused: bool = True) -> Term:
@@ -164,15 +169,18 @@ def colocated_timing(work: Workload, *, fused: bool) -> Timing:
     """Teacher and student take turns on the same ranks."""
     teacher, student = colocated_teacher_time(work), student_time(work, fused=fused)
     tokens = work.student_ranks * work.micro_batch_tokens
-    rates = {"teacher forward": tokens / teacher.value, STUDENT: tokens / student.value}
-    slowest = min(rates, key=rates.get)
+    parts = (
+        _rate("teacher forward", "W * T / t", "all ranks, one micro-batch each", work, t=teacher.value),
+        _rate(STUDENT, "W * T / t", "all ranks, one micro-batch each", work, t=student.value),
+    )
+    slowest = "teacher forward" if teacher.value > student.value else STUDENT
     side = teacher if slowest == "teacher forward" else student
     bottleneck = slowest
     if side.values["collectives"] > side.values["compute"]:
         bottleneck = COLLECTIVES if side is student else "gathering the teacher's weights"
     rate = tokens / (teacher.value + student.value)
     share = teacher.value / (teacher.value + student.value)
-    return Timing(teacher, student, rates, bottleneck, rate, share, 0.0, teacher.value)
+    return Timing(teacher, student, parts, bottleneck, rate, share, 0.0, teacher.value)
 
 
 def disaggregated_timing(work: Workload) -> Timing:
@@ -180,24 +188,29 @@ def disaggregated_timing(work: Workload) -> Timing:
     teacher, student = teacher_time(work), student_time(work)
     tokens = work.micro_batch_tokens
     if work.cached:
-        rate = work.student_ranks * tokens / student.value
-        return Timing(teacher, student, {STUDENT: rate}, _student_name(student), rate, 0.0, 0.0)
+        part = _rate(STUDENT, "W * T / t", "all ranks, one micro-batch each", work, t=student.value)
+        return Timing(teacher, student, (part,), _student_name(student), part.value, 0.0, 0.0)
     row_bytes = traffic(work).hidden_states.value * work.supervised
     link = link_rate(work) * _GB
     serving = servers(work)
-    rates = {
-        TEACHER: serving * tokens / teacher.value,
-        STUDENT: work.student_ranks * tokens / student.value,
-        # A replica's hidden states leave through the one rank that serves them.
-        LINK: min(work.student_ranks, serving) * link / max(row_bytes, 1e-9),
-    }
     stages = work.ranks_per_replica if work.parallelism == "pipeline" else 1
     latency = stages * teacher.value + tokens * row_bytes / link
     if work.ring_depth == 1:
         # The only slot is held while the student computes, so nobody overlaps.
-        rates["ring (one slot: no overlap)"] = work.student_ranks * tokens / (student.value + latency)
+        source = "the one slot is held while the student computes"
+        ring = _rate("ring (one slot: no overlap)", "W * T / (t + l)", source, work, t=student.value, l=latency)
     else:
-        rates["ring depth"] = work.student_ranks * (work.ring_depth - 1) * tokens / latency
+        source = "slots of a rank that are under way, over the time from a request to its hidden states"
+        ring = _rate("ring depth", "W * (K - 1) * T / l", source, work, K=work.ring_depth, l=latency)
+    parts = (
+        _rate(TEACHER, "n * T / t", "n servers, each busy without a gap", work, n=serving, t=teacher.value),
+        _rate(STUDENT, "W * T / t", "all ranks, one micro-batch each", work, t=student.value),
+        # A replica's hidden states leave through the one rank that serves them.
+        _rate(LINK, "min(W, n) * B / b", "links of the ranks that send or receive", work, n=serving, B=link,
+              b=max(row_bytes, 1e-9)),
+        ring,
+    )  # fmt: skip
+    rates = {part.name: part.value for part in parts}
     slowest = min(rates, key=rates.get)
     others = sorted(rates.values())
     waiting = (work.ring_depth - 1) - others[0] * latency / (work.student_ranks * tokens) + 1
@@ -207,7 +220,7 @@ def disaggregated_timing(work: Workload) -> Timing:
     return Timing(
         teacher,
         student,
-        rates,
+        parts,
         names.get(slowest, slowest),
         rate,
         max(0.0, 1 - rate / rates[STUDENT]),
@@ -223,6 +236,11 @@ def recommended_ring_depth(work: Workload) -> int:
     timing = disaggregated_timing(work.with_(ring_depth=64))
     in_flight = timing.tokens_per_second * timing.latency / (work.student_ranks * work.micro_batch_tokens)
     return max(2, math.ceil(in_flight + 2 - 1e-9))
+
+
+def _rate(name: str, formula: str, source: str, work: Workload, **values: float) -> Term:
+    """Tokens per second that one part allows."""
+    return term(name, formula, source, W=work.student_ranks, T=work.micro_batch_tokens, **values)
 
 
 def _teacher_token(work: Workload, *, colocated: bool = False) -> Term:

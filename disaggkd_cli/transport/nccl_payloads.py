@@ -142,8 +142,7 @@ class NcclPayloads:
             self._in_flight = True
         try:
             with self._issue, self._cuda.on(self._stream):
-                start = self._group.send if call == "send" else self._group.recv
-                work = start([payload], self._peer, 0)
+                work = getattr(self._group, call)([payload], self._peer, 0)
                 work.wait()  # lets the stream wait, not this thread
                 done.record(self._stream)
         except RuntimeError as error:

@@ -5,19 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from disaggkd_cli.data.layout.micro_batch import Sequence
 
-
-class LaidOut(Protocol):
-    """A dataset whose sequences are at hand, to be taken by index; `TokenizedDataset` is one."""
-
-    supervised_counts: np.ndarray
-
-    def sequence(self, index: int) -> Sequence: ...
+if TYPE_CHECKING:
+    from disaggkd_cli.data.layout.dataset import TokenizedDataset
 
 
 class GlobalBatch(Protocol):
@@ -47,11 +42,11 @@ class TrainingTexts(Protocol):
         """Whether batches are made of sequences of similar lengths."""
 
     @property
-    def sample(self) -> LaidOut:
+    def sample(self) -> TokenizedDataset:
         """Sequences that are at hand before training, to check models and texts by: all, or the beginning."""
 
     @property
-    def whole(self) -> LaidOut | None:
+    def whole(self) -> TokenizedDataset | None:
         """All sequences; None where they are read while training goes on."""
 
     def batches(self, seed: int, size: int, first_step: int) -> Iterator[GlobalBatch]:
@@ -68,7 +63,7 @@ class TrainingTexts(Protocol):
 class IndexedBatch:
     """A global batch out of a laid-out dataset."""
 
-    dataset: LaidOut
+    dataset: TokenizedDataset
     indices: np.ndarray
     """[G] which sequences of the dataset, in order."""
 

@@ -63,7 +63,7 @@ def test_json_keeps_the_contract(pair):
             assert rank["phases"][rank["binding_phase"]] == rank["peak_bytes"] == max(rank["phases"].values())
             assert sum(rank["components"].values()) == pytest.approx(rank["peak_bytes"], abs=len(rank["components"]))
         assert {"hidden_states_bytes_per_token", "logits_bytes_per_token"} <= set(one["traffic"])
-    assert {"mode", "reason"} == set(plan["recommendation"])
+    assert {"mode", "reason", "take", "limited_by", "change"} == set(plan["recommendation"])
     assert plan["not_modelled"]
 
 
@@ -111,7 +111,7 @@ def test_the_guide_decides_between_equals():
 def test_reference_pair_goes_apart_and_says_why(reference):
     plan = make_plan(workload_of(reference), with_knobs=False)
     assert plan.verdict.mode == "disaggregated_fused"
-    assert "less on each student rank" in plan.verdict.reason and "35 billion" in plan.verdict.reason
+    assert "35 billion" in plan.verdict.reason and "micro-batches of" in plan.verdict.reason
 
 
 def test_full_logits_need_more_ranks_than_the_fused_loss(reference):
@@ -420,3 +420,46 @@ def test_the_verdict_follows_the_price(reference):
     assert dear.mode == "colocated_fused" and "for the same money" in dear.reason
     reference.hardware.teacher_gpu_hour_price = 0.01
     assert make_plan(workload_of(reference)).verdict.mode == "disaggregated_fused"
+
+
+@pytest.mark.parametrize("gpus", [1, 2, 8, 9, 24])
+def test_no_mode_takes_more_gpus_than_there_are(pair, gpus):
+    plan = make_plan(workload_of(pair, gpus=gpus), gpus, with_knobs=False)
+    for one in plan.modes.values():
+        assert one.gpus <= gpus or not one.fits
+    if plan.verdict.mode:
+        assert plan.modes[plan.verdict.mode].gpus <= gpus
+
+
+def test_splits_of_thousands_take_no_more_arithmetic_than_of_dozens(pair):
+    """Terms that are evaluated, not seconds: ten thousand GPUs cost about as much as sixty-four."""
+    from disaggkd_cli.planner import terms
+    from disaggkd_cli.planner.split import splits
+
+    work, original, counted = workload_of(pair), terms._compiled, [0]
+
+    def counting(formula):
+        counted[0] += 1
+        return original(formula)
+
+    terms._compiled = counting
+    try:
+        splits(work, 64)
+        dozens, counted[0] = counted[0], 0
+        splits(work, 10_000)
+    finally:
+        terms._compiled = original
+    assert counted[0] < 1.5 * dozens < 300_000
+
+
+def test_the_bottleneck_is_explained(reference):
+    _, text = run_plan(reference, explain="bottleneck")
+    assert "tokens per second that the student allows (the bottleneck)" in text
+    assert "W * T / t" in text
+
+
+def test_the_verdict_says_what_to_take_and_what_to_change(reference):
+    verdict = make_plan(workload_of(reference)).verdict
+    assert "16 × H100-SXM learn, 4 × H100-SXM teach" in verdict.take
+    assert verdict.limited_by.startswith("the student's compute")
+    assert "student.compile=true would give" in verdict.change
