@@ -36,13 +36,14 @@ def run_teacher(config: Config, place: Place, directory: RunDirectory | None) ->
     logger.info("loading %s", config.teacher.model)
     stop = threading.Event()
 
-    def teach(teacher: VerifiedTeacher, forward: Forward) -> Served:
-        return serve_students(config, place, device, teacher, forward, stop)
+    def teach(teacher: VerifiedTeacher, forward: Forward, at_once: int = 1) -> Served:
+        return serve_students(config, place, device, teacher, forward, stop, at_once)
 
     if place.size > 1:
-        from disaggkd_cli.replica.run import run_replica
+        from disaggkd_cli.replica import run_replica, run_stages
 
-        served = run_replica(config, place, device, stop, lambda: _stop_at_signals(stop), teach)
+        run = run_stages if config.teacher.parallelism == "pipeline" else run_replica
+        served = run(config, place, device, stop, lambda: _stop_at_signals(stop), teach)
     else:
         teacher = load_verified_teacher(config, device)
         _stop_at_signals(stop)
@@ -68,8 +69,12 @@ def serve_students(
     teacher: VerifiedTeacher,
     forward: Forward,
     stop: threading.Event,
+    at_once: int = 1,
 ) -> Served:
     """Announce this rank as a teacher and answer requests until the student ends or `stop` is set.
+
+    Args:
+        at_once: how many threads may call `forward` at the same time.
 
     Raises:
         UserError: no student belongs to it.
@@ -95,6 +100,7 @@ def serve_students(
         checksum=config.transport.checksum,
         device=device,
         backend=config.transport.backend,
+        at_once=at_once,
         stop=stop,
         on_event=logger.info,
     )

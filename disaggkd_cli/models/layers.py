@@ -42,7 +42,7 @@ def student_from_layers(teacher: nn.Module, layers: str | list[int], dtype: torc
     count = teacher.config.get_text_config().num_hidden_layers
     kept = layer_numbers(layers, count)
     prefix = decoder_layers(teacher)[0] + "."
-    student = AutoModelForCausalLM.from_config(_config_with_layers(teacher.config, kept, count), dtype=dtype)
+    student = AutoModelForCausalLM.from_config(config_with_layers(teacher.config, kept, count), dtype=dtype)
     state = {}
     for name, tensor in teacher.state_dict().items():
         match = re.match(re.escape(prefix) + r"(\d+)\.(.*)", name)
@@ -61,7 +61,7 @@ def student_from_layers(teacher: nn.Module, layers: str | list[int], dtype: torc
     return student
 
 
-def _config_with_layers(config: Any, kept: list[int], count: int) -> Any:
+def config_with_layers(config: Any, kept: list[int], count: int) -> Any:
     """Return a copy of the configuration whose per-layer lists and counts describe the kept layers."""
     new = copy.deepcopy(config)
     text = new.get_text_config()

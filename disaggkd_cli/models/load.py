@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,10 +79,33 @@ def load_config(source: ModelSource, key: str) -> Any:
         raise UserError(f"{key}: {_unreadable(source, error)}") from None
 
 
-def load_causal_lm(source: ModelSource, dtype: torch.dtype, key: str, **arguments: Any) -> nn.Module:
+def without_weights(source: ModelSource, dtype: torch.dtype, key: str) -> nn.Module:
+    """Return the causal LM on the meta device, in eval mode: its modules, names and shapes.
+
+    Raises:
+        UserError: when there is no such model or its configuration cannot be read.
+    """
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(
+            load_config(source, key), dtype=dtype, trust_remote_code=source.trust_remote_code
+        ).eval()
+
+
+def load_causal_lm(
+    source: ModelSource,
+    dtype: torch.dtype,
+    key: str,
+    *,
+    model_class: Any = AutoModelForCausalLM,
+    elsewhere: Collection[str] = (),
+    **arguments: Any,
+) -> nn.Module:
     """Return the causal LM in eval mode, with weights in `dtype`, on the CPU unless `arguments` say otherwise.
 
-    `arguments` are more of `from_pretrained`'s, such as `distributed_config`.
+    Args:
+        model_class: whose `from_pretrained` loads it. Tensors that it has no place for are not read.
+        elsewhere: names of those that may lie in the files all the same, since others load them.
+        arguments: more of `from_pretrained`'s, such as `distributed_config`.
 
     Raises:
         UserError: when the model cannot be found or read, or when its files do not hold the tensors that its
@@ -92,7 +115,7 @@ def load_causal_lm(source: ModelSource, dtype: torch.dtype, key: str, **argument
     entries = _entries(source, key) if source.directory and not source.gguf_file else {}
     previous = _quiet_transformers()
     try:
-        model, info = AutoModelForCausalLM.from_pretrained(
+        model, info = model_class.from_pretrained(
             source.name,
             dtype=dtype,
             output_loading_info=True,
@@ -112,6 +135,7 @@ def load_causal_lm(source: ModelSource, dtype: torch.dtype, key: str, **argument
     finally:
         logging.getLogger("transformers").setLevel(previous)
     shapes = {name: entry.shape for name, entry in entries.items()}
+    info["unexpected_keys"] = set(info["unexpected_keys"]) - set(elsewhere)
     verify_tensors(model, info, f"{key}: {source.name}", shapes)
     return prepare_gguf(model).eval()
 

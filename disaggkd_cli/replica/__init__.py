@@ -1,5 +1,12 @@
-"""One teacher on several ranks: their process world, whose turn a forward is, and the two ways to share the weights.
+"""One teacher on several ranks: their process world, and the three ways to share the weights.
 
-Every rank of a replica takes part in every forward. `rounds` is the agreement on which forward comes next, `world` how
-the ranks find each other, `sharded` (FSDP) and `tensor` how the model is spread, `run` puts them together.
+Sharded (FSDP) or tensor-parallel, every rank takes part in every forward: `rounds` is the agreement on which forward
+comes next, `sharded` and `tensor` how the model is spread, `run` puts them together. As a pipeline, each rank holds
+some layers and works on a request of its own: `staged` loads them, `stage_links` moves hidden states between
+neighbours, `pipeline` is a stage at work, `run_stages` puts them together. `world` is how the ranks find each other.
 """
+
+from disaggkd_cli.replica.run import run_replica
+from disaggkd_cli.replica.run_stages import run_stages
+
+__all__ = ["run_replica", "run_stages"]

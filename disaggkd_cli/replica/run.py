@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections.abc import Callable
 from typing import TypeVar
@@ -12,20 +11,15 @@ import torch
 from torch import Tensor
 
 from disaggkd_cli.config import Config
-from disaggkd_cli.errors import RunError, UserError
+from disaggkd_cli.errors import RunError
 from disaggkd_cli.launch import Place
 from disaggkd_cli.models import requested_states
 from disaggkd_cli.models.verified import VerifiedTeacher
 from disaggkd_cli.replica.rounds import LEADER, ReplicaBroken, Rounds
 from disaggkd_cli.replica.sharded import load_sharded_teacher
 from disaggkd_cli.replica.tensor import load_tensor_parallel_teacher
-from disaggkd_cli.replica.world import World
+from disaggkd_cli.replica.world import LEAVE_SECONDS, World, end_soon
 from disaggkd_cli.transport import Request
-
-_LEAVE_SECONDS = 15.0
-"""Beyond `transport.timeout`: how long the others may take to say goodbye to their students."""
-_STUCK_SECONDS = 10.0
-"""A rank that lost a peer ends by itself; one that a collective keeps from it is ended after this long."""
 
 logger = logging.getLogger("disaggkd")
 Forward = Callable[[Request], Tensor]
@@ -53,8 +47,6 @@ def run_replica(
         UserError: the teacher cannot be read, proved or spread so.
         RunError: a rank of the replica is lost; the replica ends as a whole.
     """
-    if config.teacher.parallelism == "pipeline":
-        raise UserError("teacher.parallelism: ranks cannot run a pipeline yet; plan with it, and run with fsdp")
     world = World(config, place, device)
     shared = config.teacher.parallelism == "tensor"
     logger.info("replica %d: %d ranks have met, loading (%s)", place.replica, place.size, config.teacher.parallelism)
@@ -147,7 +139,7 @@ def take_part(
                 raise RunError(message) from error
     except RunError:
         stop.set()
-        server.join(_LEAVE_SECONDS)  # it says goodbye to the students, who then ask others at once
+        server.join(LEAVE_SECONDS)  # it says goodbye to the students, who then ask others at once
         raise
     server.join()
     for error in failure:
@@ -159,19 +151,16 @@ def take_part(
 def _open_rounds(config: Config, world: World, stop: threading.Event, shared: bool) -> tuple[Rounds, list]:
     def lost(error: RunError) -> None:
         if rounds.fail(error):
-            logger.error("%s: its replica ends, since it lost a rank: %s", world.name, error)
-            ender = threading.Timer(_STUCK_SECONDS, os._exit, (1,))
-            ender.daemon = True
-            ender.start()
+            end_soon(world.name, error)
 
     conversations = world.converse(lambda *message: rounds.hear(*message), lost)
     rounds = Rounds(
         world.name,
         world.rank,
         {rank: conversation.say for rank, conversation in conversations.items()},
-        world.names,
+        {rank: world.names[rank] for rank in conversations},
         shared=shared,
-        leave_seconds=world.timeout + _LEAVE_SECONDS,
+        leave_seconds=world.timeout + LEAVE_SECONDS,
         on_leave=stop.set,
     )
     for conversation in conversations.values():

@@ -14,12 +14,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, distribute_tensor
-from transformers import AutoModelForCausalLM
 
 from disaggkd_cli.config import Config
 from disaggkd_cli.errors import RunError, UserError
-from disaggkd_cli.models import backbone_of, load_config, resolve_source, set_attention
-from disaggkd_cli.models.load import DTYPES
+from disaggkd_cli.models import backbone_of, resolve_source, set_attention
+from disaggkd_cli.models.load import DTYPES, without_weights
 from disaggkd_cli.models.verified import VerifiedTeacher, load_verified_teacher, verify_packed_documents
 from disaggkd_cli.replica.rounds import LEADER
 from disaggkd_cli.training.student_module import shard_teacher
@@ -35,7 +34,7 @@ def load_sharded_teacher(config: Config, device: torch.device, group: dist.Proce
     whole = None
     if dist.get_rank(group) == LEADER:
         whole = load_verified_teacher(config, torch.device("cpu"), check_packing=False)
-    backbone = _without_weights(config)
+    backbone = _backbone_without_weights(config)
     try:
         contents = _agree_on_contents(backbone, whole, group)
         sharded = _scatter(backbone, None if whole is None else whole.backbone, contents["tensors"], device, group)
@@ -48,15 +47,11 @@ def load_sharded_teacher(config: Config, device: torch.device, group: dist.Proce
     return teacher
 
 
-def _without_weights(config: Config) -> nn.Module:
+def _backbone_without_weights(config: Config) -> nn.Module:
     source = resolve_source(config.teacher.model, trust_remote_code=config.teacher.trust_remote_code)
-    model_config = load_config(source, "teacher.model")
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(
-            model_config, dtype=DTYPES[config.teacher.dtype], trust_remote_code=source.trust_remote_code
-        )
+    model = without_weights(source, DTYPES[config.teacher.dtype], "teacher.model")
     set_attention(model, config.teacher.attention, "teacher.attention")
-    backbone = backbone_of(model).eval()
+    backbone = backbone_of(model)
     if len(list(backbone.named_parameters())) != len(list(backbone.named_parameters(remove_duplicate=False))):
         raise UserError(
             f"teacher.parallelism: layers of {source.name} share parameters, which fsdp cannot shard; "

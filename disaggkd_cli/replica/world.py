@@ -1,4 +1,5 @@
-"""The process world of one replica: its own process group for the model, and a link from each rank to its leader.
+"""The process world of one replica: its own process group for the model, and links of its own between its ranks: from
+each to the leader, or from each to the next (`stage_links`).
 
 It is formed anew, under a prefix that names replica and attempt, whenever the replica starts again, and never shares
 a group with the student.
@@ -6,6 +7,9 @@ a group with the student.
 
 from __future__ import annotations
 
+import logging
+import os
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
@@ -22,10 +26,20 @@ from disaggkd_cli.launch import Place
 from disaggkd_cli.replica.conversation import Conversation
 from disaggkd_cli.replica.rounds import LEADER
 from disaggkd_cli.runtime import init_group, meet
+from disaggkd_cli.transport.backends import open_payloads
+from disaggkd_cli.transport.cuda import Cuda
 from disaggkd_cli.transport.errors import LinkLost
+from disaggkd_cli.transport.identity import Identity
 from disaggkd_cli.transport.link import STUDENT, TEACHER, Link, form_link
 from disaggkd_cli.transport.protocol import Header
 from disaggkd_cli.transport.rendezvous import store_endpoint
+
+LEAVE_SECONDS = 15.0
+"""Beyond `transport.timeout`: how long the others may take to say goodbye to their students."""
+_STUCK_SECONDS = 10.0
+"""A rank that lost a peer ends by itself; one that is kept from it is ended after this long."""
+
+logger = logging.getLogger("disaggkd")
 
 
 class World:
@@ -33,8 +47,7 @@ class World:
 
     Attributes:
         group: the default process group, of this replica's ranks and nobody else.
-        links: by rank, to all others for the leader, to the leader for the rest.
-        names: by rank, those at the other end of the links.
+        names: of the ranks.
     """
 
     def __init__(self, config: Config, place: Place, device: torch.device) -> None:
@@ -51,34 +64,70 @@ class World:
             self.group = init_group(config, place, store, device)
         except (dist.DistError, RuntimeError) as error:
             raise RunError(f"{place.name}: the {place.size} ranks of its replica did not meet: {error}") from error
-        others = range(1, place.size) if place.rank == LEADER else [LEADER]
-        self.names = {rank: replace(place, rank=rank).name for rank in others}
-        self.links = {rank: self._link(config, place, store, rank) for rank in others}
+        self.names = [replace(place, rank=rank).name for rank in range(place.size)]
+        self._place = place
+        self._store = store
+        self._bind = resolve_bind(config.launch.bind, store_endpoint(store))
 
-    def _link(self, config: Config, place: Place, store: dist.Store, peer: int) -> Link:
-        member = max(place.rank, peer)
-        # The two sides of a link; a leader stands where the student stands in a link of the transport.
-        side = STUDENT if place.rank == LEADER else TEACHER
+    def form_link(self, number: int, side: int, peer: int) -> Link:
+        """Form link `number` of the replica with rank `peer`, which calls this with the other side.
+
+        Raises:
+            LinkLost: it did not come in time.
+        """
         return form_link(
-            store.clone(),
-            f"replica/{place.replica}/{place.attempt}/link/{member}",
+            self._store.clone(),
+            self._key(number),
             side,
-            name=f"link {place.name} - {self.names[peer]}",
-            generation=place.attempt,
+            name=f"link {self.name} - {self.names[peer]}",
+            generation=self._place.attempt,
             timeout=self.timeout,
             forming_timeout=self.timeout,  # the ranks have just met
-            bind=resolve_bind(config.launch.bind, store_endpoint(store)),
+            bind=self._bind,
         )
+
+    def open_payloads(self, link: Link, number: int, side: int, ours: Identity, theirs: Identity, cuda: Cuda | None):
+        """Return the payload channel of a link that was just formed: from the side TEACHER to the side STUDENT."""
+        student, teacher = (ours, theirs) if side == STUDENT else (theirs, ours)
+        return open_payloads(
+            link, student, teacher, side, self._key(number), self._store.clone(), cuda, forming_timeout=self.timeout,
+            bind=self._bind,
+        )  # fmt: skip
+
+    def _key(self, number: int) -> str:
+        return f"replica/{self._place.replica}/{self._place.attempt}/link/{number}"
+
+    def gather(self, text: str) -> list[str]:
+        """Return the texts of all ranks, by rank. Collective.
+
+        Raises:
+            RunError: a rank ended meanwhile.
+        """
+        data = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+        try:
+            sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
+            dist.all_gather(sizes, torch.tensor([data.numel()]), group=self.group)
+            widest = max(int(size) for size in sizes)
+            padded = [torch.zeros(widest, dtype=torch.uint8) for _ in range(self.size)]
+            dist.all_gather(padded, torch.nn.functional.pad(data, (0, widest - data.numel())), group=self.group)
+        except RuntimeError as error:
+            reason = str(error).strip().splitlines()[0]
+            raise RunError(f"{self.name}: another rank of its replica ended at its start: {reason}") from error
+        return [whole[: int(size)].numpy().tobytes().decode() for whole, size in zip(padded, sizes, strict=True)]
 
     def converse(
         self, hear: Callable[[int, Header, Tensor | None], None], lost: Callable[[LinkLost], None]
     ) -> dict[int, Conversation]:
-        """Return the conversations with the ranks that this one has links to; not started."""
+        """Return conversations, not started: by rank, with all others for the leader, with the leader for the rest."""
 
         def hear_from(peer: int) -> Callable[[Header, Tensor | None], None]:
             return lambda header, body: hear(peer, header, body)
 
-        return {peer: Conversation(link, hear_from(peer), lost) for peer, link in self.links.items()}
+        # The two sides of a link; a leader stands where the student stands in a link of the transport.
+        side = STUDENT if self.rank == LEADER else TEACHER
+        others = range(1, self.size) if self.rank == LEADER else [LEADER]
+        links = {peer: self.form_link(max(self.rank, peer), side, peer) for peer in others}
+        return {peer: Conversation(link, hear_from(peer), lost) for peer, link in links.items()}
 
     def end(self) -> None:
         """Dissolve the group, which nobody uses any more."""
@@ -87,6 +136,14 @@ class World:
     def shorten_timeouts(self) -> None:
         """From the time of loading, when ranks wait for a disk, to that of serving: a layer waits for a forward."""
         _set_pg_timeout(timedelta(seconds=2 * self.timeout), self.group)
+
+
+def end_soon(name: str, error: RunError) -> None:
+    """Say that a rank was lost, and end this process if it has not ended by itself after a while."""
+    logger.error("%s: its replica ends, since it lost a rank: %s", name, error)
+    ender = threading.Timer(_STUCK_SECONDS, os._exit, (1,))
+    ender.daemon = True
+    ender.start()
 
 
 def _meeting_place(place: Place) -> Place:

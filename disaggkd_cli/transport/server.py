@@ -1,8 +1,8 @@
 """The teacher's side: answers the requests of any number of student ranks, one forward at a time or a few.
 
 `serve` runs the forwards in the thread that calls it, and in helpers where several may run at once. One thread watches
-the rendezvous, and two threads a
-link move data, so the next forward runs while earlier replies travel from the link's send buffers.
+the rendezvous, and two threads a link move data, so the next forward runs while earlier replies travel from the link's
+send buffers.
 """
 
 from __future__ import annotations
