@@ -166,7 +166,7 @@ def _parts(result: Result, problem: Problem, normaliser: Tensor) -> tuple[Tensor
 def _supervised_rows(
     labels: Tensor | None, shard: VocabularyShard, rows: int
 ) -> tuple[Tensor | None, Tensor | None, int]:
-    """Indices of the supervised rows (None: all), their labels counted from this rank's first id, and their number."""
+    """Indices of the supervised rows (None: all), their labels, and their number."""
     if labels is None:
         return None, None, rows
     counts = labels != IGNORED_LABEL
@@ -182,8 +182,7 @@ def _supervised_rows(
     if count < rows:
         indices = counts.nonzero().squeeze(1)
         labels = labels[indices]
-    local = labels - shard.student_start
-    return indices, torch.where((local >= 0) & (local < shard.student_columns), local, -1), count
+    return indices, labels, count
 
 
 def _spec(

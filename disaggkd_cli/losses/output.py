@@ -17,7 +17,8 @@ class LossOutput:
         loss: differentiable scalar, `kd_weight * temperature**2 * kd + ce_weight * ce`.
         kd: the divergence itself, without temperature**2 and without weight. Detached.
         ce: cross-entropy at temperature 1 over the student's whole vocabulary; zero without labels. Detached.
-        top1_agreement: share of rows where the likeliest shared id of student and teacher is the same. Detached.
+        top1_agreement: share of rows where the likeliest shared id of student and teacher is the same; of several
+            that are equally likely, the first counts. Detached.
         dropped_teacher_mass: the teacher's probability, at the loss's temperature, on ids that the student lacks.
             Detached.
         dropped_student_mass: the student's probability, at that temperature, on ids that the teacher lacks. Detached.

@@ -55,7 +55,7 @@ class Problem:
     """All that the passes need; see `fused_kd_loss`.
 
     Attributes:
-        labels: [R'] ids counted from this rank's first, -1 where another rank holds the label; None without labels.
+        labels: [R'] token ids; None without labels.
         rows: [R'] indices of the supervised rows; None when all do.
         count: R'.
         gradients: False for evaluation; then nothing but the sums is computed.
@@ -151,7 +151,14 @@ class _Scratch:
         ):
             width = problem.student.hidden.shape[1]
             self.hidden = torch.empty(tiling.window, width, device=device, dtype=dtype)
-        self.columns = torch.arange(tiling.shard, device=device, dtype=torch.int32).unsqueeze(0)
+        self._columns = torch.arange(tiling.shard, device=device, dtype=torch.int32).unsqueeze(0)
+        self._ids = torch.empty_like(self._columns)
+        self._first_id = shard.student_start
+
+    def ids(self, columns: slice) -> Tensor:
+        """The token ids [1, v] of `columns`, valid until the next call."""
+        width = columns.stop - columns.start
+        return torch.add(self._columns[:, :width], self._first_id + columns.start, out=self._ids[:, :width])
 
 
 class _Window:
@@ -161,7 +168,7 @@ class _Window:
         self.problem, self.result, self.scratch = problem, result, scratch
         self.start, self.count = start, stop - start
         self.rows = slice(start, stop) if problem.rows is None else problem.rows[start:stop]
-        self.labels = None if problem.labels is None else problem.labels[start:stop].to(torch.int32)
+        self.labels = None if problem.labels is None else problem.labels[start:stop].to(torch.int32).unsqueeze(1)
         self.student_window = problem.student.window(self.rows)
         self.teacher_window = problem.teacher.window(self.rows)
 
@@ -172,11 +179,11 @@ class _Window:
         for index, columns in enumerate(self.scratch.shared):
             self._shared_statistics(index, columns)
         for columns in self.scratch.student_extra:
-            self._student_extra_statistics(columns)
+            tile = self._tile(self.scratch.student_logits, -1, columns)
+            self._extra_statistics(problem.student, self.student_window, tile, columns, True)
         for columns in self.scratch.teacher_extra:
             tile = self._tile(self.scratch.teacher_logits, -1, columns)
-            tempered, _ = self._extra_statistics(problem.teacher, self.teacher_window, tile, columns, False)
-            self.scratch.statistics.add(teacher_extra_lse=tempered)
+            self._extra_statistics(problem.teacher, self.teacher_window, tile, columns, False)
         statistics = self.scratch.statistics.merged(problem.shard.group)
         if spec.divergence.from_kl is None:
             value, row_baseline = self._row_terms(statistics)
@@ -199,47 +206,22 @@ class _Window:
         kept = index < self.problem.tiling.teacher_kept
         return self._tile(self.scratch.teacher_logits, index if kept else -1, columns)
 
-    def _local_labels(self, columns: slice) -> Tensor | None:
-        return None if self.labels is None else self.labels - columns.start
-
-    def _label_logits(self, student: Tensor, columns: slice) -> Tensor:
-        """The label's logit [w] where it is among `columns`, else 0."""
-        labels = self._local_labels(columns)
-        inside = (labels >= 0) & (labels < student.shape[1])
-        found = student.gather(1, labels.clamp(0, student.shape[1] - 1).long().unsqueeze(1)).squeeze(1)
-        return torch.where(inside, found, 0.0)
-
     def _shared_statistics(self, index: int, columns: slice) -> None:
         problem = self.problem
         student, teacher = self._student_tile(index, columns), self._teacher_tile(index, columns)
         problem.student.logits_product(student, self.student_window, columns)
         problem.teacher.logits_product(teacher, self.teacher_window, columns)
-        names = (
-            "student_lse", "teacher_lse", "student_lse_plain", "forward_kl", "reverse_kl", "student_max", "teacher_max",
-            "agreement",
+        problem.kernels.statistics(
+            student, teacher, problem.student.bias_row(columns), problem.teacher.bias_row(columns),
+            self.scratch.ids(columns), self.labels, self.scratch.statistics.slot(),
         )  # fmt: skip
-        values = problem.kernels.statistics(
-            student, teacher, problem.student.bias_row(columns), problem.teacher.bias_row(columns)
-        )
-        partial = dict(zip(names, values, strict=True))
-        if self.labels is not None:
-            partial["label_logit"] = self._label_logits(student, columns)
-        self.scratch.statistics.add(**partial)
 
-    def _extra_statistics(
-        self, side: Side, window: Tensor, tile: Tensor, columns: slice, of_student: bool
-    ) -> tuple[Tensor, Tensor]:
+    def _extra_statistics(self, side: Side, window: Tensor, tile: Tensor, columns: slice, of_student: bool) -> None:
         side.logits_product(tile, window, columns)
-        return self.problem.kernels.extra_statistics(tile, side.bias_row(columns), of_student)
-
-    def _student_extra_statistics(self, columns: slice) -> Tensor:
-        tile = self._tile(self.scratch.student_logits, -1, columns)
-        tempered, plain = self._extra_statistics(self.problem.student, self.student_window, tile, columns, True)
-        partial = {"student_extra_lse": tempered, "student_lse_plain": plain}
-        if self.labels is not None:
-            partial["label_logit"] = self._label_logits(tile, columns)
-        self.scratch.statistics.add(**partial)
-        return tile
+        self.problem.kernels.extra_statistics(
+            tile, side.bias_row(columns), self.scratch.ids(columns), self.labels, self.scratch.statistics.slot(),
+            of_student,
+        )  # fmt: skip
 
     def _logits_again(self, index: int, columns: slice) -> tuple[Tensor, Tensor]:
         """Kept logits of both models, or those computed anew."""
@@ -276,7 +258,7 @@ class _Window:
         sums[0] += value.sum(dtype=sums.dtype)
         if self.labels is not None:
             sums[1] += (statistics.student_lse_plain - statistics.label_logit).sum(dtype=sums.dtype)
-        sums[2] += statistics.agreement.sum(dtype=sums.dtype)
+        sums[2] += statistics.agreement().sum(dtype=sums.dtype)
         sums[3] += statistics.dropped_teacher_mass().sum(dtype=sums.dtype)
         sums[4] += statistics.dropped_student_mass().sum(dtype=sums.dtype)
 
@@ -293,10 +275,9 @@ class _Window:
         for index, columns in enumerate(scratch.shared):
             student, teacher = self._logits_again(index, columns)
             out = student if scratch.gradient_tile is None else self._tile([scratch.gradient_tile], 0, columns)
-            labels = self._local_labels(columns).unsqueeze(1) if with_ce else None
-            column_ids = scratch.columns[:, : student.shape[1]] if with_ce else None
+            labels, ids = (self.labels, scratch.ids(columns)) if with_ce else (None, None)
             problem.kernels.gradient(
-                student, teacher, student_lse, teacher_lse, plain_lse, row_baseline, labels, column_ids, out
+                student, teacher, student_lse, teacher_lse, plain_lse, row_baseline, labels, ids, out
             )
             self._add_gradients(out, columns, hidden, operand, first)
             first = False
@@ -306,8 +287,7 @@ class _Window:
             if with_ce:
                 problem.student.logits_product(student, self.student_window, columns)
                 self._to_logits(student, problem.student, columns)
-                labels, column_ids = self._local_labels(columns).unsqueeze(1), scratch.columns[:, : student.shape[1]]
-                problem.kernels.extra_gradient(student, plain_lse, labels, column_ids, out)
+                problem.kernels.extra_gradient(student, plain_lse, self.labels, scratch.ids(columns), out)
             else:
                 out.zero_()
             self._add_gradients(out, columns, hidden, operand, first)

@@ -18,11 +18,20 @@ import torch
 from torch import Tensor
 
 from disaggkd_cli.losses.divergences import Divergence
+from disaggkd_cli.losses.statistics import FIELDS
 
 COMPILE_FROM_ELEMENTS = 2**24
 """Rows times columns of one loss from which compiling pays: eager torch loses some 75 ms there on two CPU threads."""
 _SMALLEST_COMPILED = 2
 """torch.compile treats sizes 0 and 1 as constants of their own; such tiles go the eager way, not to compile again."""
+(
+    _STUDENT_LSE, _TEACHER_LSE, _STUDENT_LSE_PLAIN, _FORWARD_KL, _REVERSE_KL, _STUDENT_MAX, _TEACHER_MAX,
+    _STUDENT_FIRST, _TEACHER_FIRST, _LABEL_LOGIT, _STUDENT_EXTRA_LSE, _TEACHER_EXTRA_LSE,
+) = map(FIELDS.index, (
+    "student_lse", "teacher_lse", "student_lse_plain", "forward_kl", "reverse_kl", "student_max", "teacher_max",
+    "student_first", "teacher_first", "label_logit", "student_extra_lse", "teacher_extra_lse",
+))  # fmt: skip
+"""Where a slot has each."""
 _compiler_failed = False
 _numbers = itertools.count()
 
@@ -167,48 +176,54 @@ def _head(scale: float, softcap: float | None) -> Callable:
     return head
 
 
-def _finite_max(logits: Tensor) -> Tensor:
-    """Largest of each row [w, 1]; zero for a row of minus infinities, whose shifted exponentials are then zero."""
-    largest = logits.amax(-1, keepdim=True)
-    return torch.where(largest == float("-inf"), 0.0, largest)
-
-
 def _statistics(spec: PointwiseSpec) -> Callable:
-    """Build `f(student [w, v], teacher [w, v], student_bias, teacher_bias)`.
+    """Build `f(student [w, v], teacher [w, v], student_bias, teacher_bias, ids [1, v], labels [w, 1], slot)`.
 
-    It returns student_lse, teacher_lse, student_lse_plain, forward_kl, reverse_kl, student_max, teacher_max,
-    agreement: [w].
+    It writes into `slot` [w, STATISTICS] what RowStatistics names of shared columns. `ids` are the tokens that the
+    columns stand for and, like `labels`, int32; `labels` may be None.
     """
     inverse = 1.0 / spec.temperature
+    infinity = float("inf")
+    divergence = spec.divergence
 
     def statistics(
-        student: Tensor, teacher: Tensor, student_bias: Tensor | None, teacher_bias: Tensor | None
-    ) -> tuple[Tensor, ...]:
+        student: Tensor, teacher: Tensor, student_bias: Tensor | None, teacher_bias: Tensor | None, ids: Tensor,
+        labels: Tensor | None, slot: Tensor,
+    ) -> tuple[()]:  # fmt: skip
         student = _head_logits(student, student_bias, spec.student_scale, spec.student_softcap)
         teacher = _head_logits(teacher, teacher_bias, spec.teacher_scale, spec.teacher_softcap)
-        u, w = student * inverse, teacher * inverse
-        u_max, w_max = _finite_max(u), _finite_max(w)
-        u, w = u - u_max, w - w_max
+        student_max, teacher_max = student.amax(-1, keepdim=True), teacher.amax(-1, keepdim=True)
+        # Dividing by the temperature keeps the order, so the largest stay the largest.
+        u_max, w_max = student_max * inverse, teacher_max * inverse
+        u, w = student * inverse - u_max, teacher * inverse - w_max
         u_exp, w_exp = u.exp(), w.exp()
-        u_sum, w_sum = u_exp.sum(-1), w_exp.sum(-1)
+        # A row of minus infinities has differences that are no numbers; it weighs nothing.
+        nothing_of_student, nothing_of_teacher = (student_max == -infinity), (teacher_max == -infinity)
+        nothing_of_student, nothing_of_teacher = nothing_of_student.squeeze(-1), nothing_of_teacher.squeeze(-1)
+        u_sum = torch.where(nothing_of_student, 0.0, u_exp.sum(-1))
+        w_sum = torch.where(nothing_of_teacher, 0.0, w_exp.sum(-1))
         u_log, w_log = u_sum.log(), w_sum.log()
-        zero = torch.zeros_like(u_sum)
-        forward = reverse = zero
-        if spec.divergence.needs_forward_kl:
-            moment = torch.where(w_exp > 0, w_exp * (w - u), 0.0).sum(-1)
-            forward = torch.where(w_sum > 0, moment / w_sum - (w_log - u_log), 0.0)
-        if spec.divergence.needs_reverse_kl:
-            moment = torch.where(u_exp > 0, u_exp * (u - w), 0.0).sum(-1)
-            reverse = torch.where(u_sum > 0, moment / u_sum - (u_log - w_log), 0.0)
-        agreement = torch.where((u == 0) & (w == 0), 1.0, 0.0).amax(-1)
         u_max, w_max = u_max.squeeze(-1), w_max.squeeze(-1)
-        student_lse = u_max + u_log
-        if spec.temperature == 1.0:
-            plain_lse = student_lse
-        else:
-            plain_max = _finite_max(student)
-            plain_lse = plain_max.squeeze(-1) + (student - plain_max).exp().sum(-1).log()
-        return student_lse, w_max + w_log, plain_lse, forward, reverse, u_max, w_max, agreement.to(u_sum.dtype)
+        student_lse = torch.where(nothing_of_student, -infinity, u_max + u_log)
+        slot[:, _STUDENT_LSE] = student_lse
+        slot[:, _TEACHER_LSE] = torch.where(nothing_of_teacher, -infinity, w_max + w_log)
+        if divergence.needs_forward_kl:
+            moment = torch.where(w_exp > 0, w_exp * (w - u), 0.0).sum(-1)
+            slot[:, _FORWARD_KL] = torch.where(w_sum > 0, moment / w_sum - (w_log - u_log), 0.0)
+        if divergence.needs_reverse_kl:
+            moment = torch.where(u_exp > 0, u_exp * (u - w), 0.0).sum(-1)
+            slot[:, _REVERSE_KL] = torch.where(u_sum > 0, moment / u_sum - (u_log - w_log), 0.0)
+        if spec.temperature != 1.0:
+            plain_sum = (student - student_max).exp().sum(-1)
+            student_lse = torch.where(nothing_of_student, -infinity, student_max.squeeze(-1) + plain_sum.log())
+        slot[:, _STUDENT_LSE_PLAIN] = student_lse
+        slot[:, _STUDENT_MAX], slot[:, _TEACHER_MAX] = u_max, w_max
+        numbers = ids.to(student.dtype)
+        slot[:, _STUDENT_FIRST] = torch.where(student == student_max, numbers, infinity).amin(-1)
+        slot[:, _TEACHER_FIRST] = torch.where(teacher == teacher_max, numbers, infinity).amin(-1)
+        if labels is not None:
+            slot[:, _LABEL_LOGIT] = torch.where(labels == ids, student, 0.0).sum(-1)
+        return ()
 
     return statistics
 
@@ -235,11 +250,11 @@ def _row_terms(spec: PointwiseSpec) -> Callable:
 
 
 def _gradient(spec: PointwiseSpec) -> Callable:
-    """Build `f(student, teacher, student_lse, teacher_lse, plain_lse, row_baseline, labels, columns, out)`.
+    """Build `f(student, teacher, student_lse, teacher_lse, plain_lse, row_baseline, labels, ids, out)`.
 
     It writes into `out` [w, v] the gradient of `kd_weight * temperature**2 * KD + ce_weight * CE` with respect to the
-    matrix product of the student. Row vectors are [w, 1], `labels` [w, 1] int32 counts from the tile's first column,
-    `columns` is [1, v] int32. `out` may be `student` itself.
+    matrix product of the student. Row vectors are [w, 1], `labels` [w, 1] and
+    `ids` [1, v], the tokens of the columns, are int32. `out` may be `student` itself.
     """
 
     gradient_of = spec.divergence.gradient
@@ -247,7 +262,7 @@ def _gradient(spec: PointwiseSpec) -> Callable:
     def gradient(
         student: Tensor, teacher: Tensor, student_lse: Tensor, teacher_lse: Tensor, plain_lse: Tensor, row_baseline:
             Tensor,
-        labels: Tensor | None, columns: Tensor | None, out: Tensor,
+        labels: Tensor | None, ids: Tensor | None, out: Tensor,
     ) -> tuple[()]:  # fmt: skip
         p, q, log_p, log_q = _probabilities(spec, student, teacher, student_lse, teacher_lse)
         result = gradient_of(p, q, log_p, log_q, spec.beta, row_baseline)
@@ -255,7 +270,7 @@ def _gradient(spec: PointwiseSpec) -> Callable:
         result = result * (spec.kd_weight * spec.temperature)
         if labels is not None:
             plain = q if spec.plain_is_shared else (student - plain_lse).exp()
-            result = result + spec.ce_weight * (plain - torch.where(labels == columns, 1.0, 0.0))
+            result = result + spec.ce_weight * (plain - torch.where(labels == ids, 1.0, 0.0))
         out.copy_(_through_head(result, student, spec))
         return ()
 
@@ -272,22 +287,33 @@ def _through_head(gradient: Tensor, logits: Tensor, spec: PointwiseSpec) -> Tens
 
 
 def _extra_statistics(spec: PointwiseSpec) -> Callable:
-    """Build `f(product [w, v], bias, is_student)`: tempered and plain log-sum-exp [w] over ids that one model lacks."""
+    """Build `f(product [w, v], bias, ids [1, v], labels [w, 1], slot [w, STATISTICS], of_student)`, over ids that one
+    model lacks."""
 
-    def statistics(product: Tensor, bias: Tensor | None, of_student: bool) -> tuple[Tensor, Tensor]:
+    def statistics(
+        product: Tensor, bias: Tensor | None, ids: Tensor, labels: Tensor | None, slot: Tensor, of_student: bool
+    ) -> tuple[()]:
         scale = spec.student_scale if of_student else spec.teacher_scale
         softcap = spec.student_softcap if of_student else spec.teacher_softcap
         logits = _head_logits(product, bias, scale, softcap)
-        return torch.logsumexp(logits * (1.0 / spec.temperature), -1), torch.logsumexp(logits, -1)
+        tempered = torch.logsumexp(logits * (1.0 / spec.temperature), -1)
+        if not of_student:
+            slot[:, _TEACHER_EXTRA_LSE] = tempered
+            return ()
+        slot[:, _STUDENT_EXTRA_LSE] = tempered
+        slot[:, _STUDENT_LSE_PLAIN] = torch.logsumexp(logits, -1)
+        if labels is not None:
+            slot[:, _LABEL_LOGIT] = torch.where(labels == ids, logits, 0.0).sum(-1)
+        return ()
 
     return statistics
 
 
 def _extra_gradient(spec: PointwiseSpec) -> Callable:
-    """Build `f(student, plain_lse, labels, columns, out)`: only cross-entropy reaches ids that the teacher lacks."""
+    """Build `f(student, plain_lse, labels, ids, out)`: only cross-entropy reaches ids that the teacher lacks."""
 
-    def gradient(student: Tensor, plain_lse: Tensor, labels: Tensor, columns: Tensor, out: Tensor) -> tuple[()]:
-        result = spec.ce_weight * ((student - plain_lse).exp() - torch.where(labels == columns, 1.0, 0.0))
+    def gradient(student: Tensor, plain_lse: Tensor, labels: Tensor, ids: Tensor, out: Tensor) -> tuple[()]:
+        result = spec.ce_weight * ((student - plain_lse).exp() - torch.where(labels == ids, 1.0, 0.0))
         out.copy_(_through_head(result, student, spec))
         return ()
 

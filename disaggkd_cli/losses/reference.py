@@ -77,10 +77,8 @@ def reference_kd_loss(
     else:
         ce = F.cross_entropy(student_logits, labels, reduction="sum") / normaliser
     with torch.no_grad():
-        # Two rows agree when some id is a likeliest one of both: this says what happens at ties, whatever the order of
-        # ids.
-        likeliest_q, likeliest_p = (_is_likeliest(logits[:, :shared]) for logits in (student_logits, teacher_logits))
-        agreement = (likeliest_q & likeliest_p).any(-1).to(dtype).sum() / normaliser
+        first_q, first_p = (_first_likeliest(logits[:, :shared]) for logits in (student_logits, teacher_logits))
+        agreement = (first_q == first_p).to(dtype).sum() / normaliser
         dropped = [_extra_mass(tempered, shared) / normaliser for tempered in (teacher_tempered, student_tempered)]
     loss = kd_weight * temperature**2 * kd + ce_weight * ce
     return LossOutput(loss, kd.detach(), ce.detach(), agreement, *dropped)
@@ -104,5 +102,6 @@ def _extra_mass(tempered: Tensor, shared: int) -> Tensor:
     return F.softmax(tempered, -1)[:, shared:].sum()
 
 
-def _is_likeliest(logits: Tensor) -> Tensor:
-    return logits == logits.amax(-1, keepdim=True) if logits.numel() else logits.bool()
+def _first_likeliest(logits: Tensor) -> Tensor:
+    """The first of the likeliest ids of each row [R]."""
+    return logits.argmax(-1) if logits.numel() else logits.new_zeros(len(logits))

@@ -26,7 +26,8 @@ class RowStatistics:
         student_lse_plain: log-sum-exp of the student's logits at temperature 1 over all of its ids.
         forward_kl, reverse_kl: KL(p || q) and KL(q || p) of the distributions conditional on these columns.
         student_max, teacher_max: largest tempered logit over shared ids.
-        agreement: 1.0 where some shared id is a likeliest one of both.
+        student_first, teacher_first: the shared id where that is first reached, as a number of the logits' dtype (exact
+            below 2**24 ids); infinity where there are no columns.
         label_logit: the student's logit of the label, 0.0 where the label is not among these columns.
         student_extra_lse, teacher_extra_lse: log-sum-exp of the tempered logits over ids that only one model has.
     """
@@ -38,10 +39,15 @@ class RowStatistics:
     reverse_kl: Tensor
     student_max: Tensor
     teacher_max: Tensor
-    agreement: Tensor
+    student_first: Tensor
+    teacher_first: Tensor
     label_logit: Tensor
     student_extra_lse: Tensor
     teacher_extra_lse: Tensor
+
+    def agreement(self) -> Tensor:
+        """Whether the first of the likeliest shared ids is the same one for both models [w]."""
+        return (self.student_first == self.teacher_first) & (self.student_first < float("inf"))
 
     def dropped_teacher_mass(self) -> Tensor:
         """The teacher's probability on ids that the student lacks [w]."""
@@ -52,34 +58,41 @@ class RowStatistics:
         return torch.sigmoid(self.student_extra_lse - self.student_lse)
 
 
+FIELDS = tuple(RowStatistics.__dataclass_fields__)
+_OF_NO_COLUMNS = {
+    "forward_kl": 0.0,
+    "reverse_kl": 0.0,
+    "student_first": float("inf"),
+    "teacher_first": float("inf"),
+    "label_logit": 0.0,
+}
+"""Statistics over no columns at all, where they are not minus infinity."""
+
+
 class StatisticsOfWindow:
     """Collects the partial statistics of one window, merging a few shards at a time."""
 
     def __init__(self, capacity: int, window: int, device: torch.device, dtype: torch.dtype) -> None:
         """Make room for windows of up to `window` rows that come in `capacity` parts."""
         self._slots = torch.empty(min(capacity + 1, STATISTICS_SLOTS), STATISTICS, window, device=device, dtype=dtype)
+        self._of_none = torch.full((STATISTICS, 1), float("-inf"), device=device, dtype=dtype)
+        for name, value in _OF_NO_COLUMNS.items():
+            self._of_none[FIELDS.index(name)].fill_(value)
         self._rows = self._used = 0
 
     def start(self, rows: int) -> None:
         """Forget everything; the next window has `rows` rows."""
-        self._rows, self._used = rows, 1
-        identity = self._slots[0, :, :rows]
-        identity.fill_(float("-inf"))
-        for index in (3, 4, 7, 8):  # KLs, agreement and label logit of no columns at all
-            identity[index].zero_()
+        self._rows, self._used = rows, 0
+        self.slot()
 
-    def add(self, **partial: Tensor) -> None:
-        """Add the statistics of further columns by the names of RowStatistics; those not named are of no columns."""
+    def slot(self) -> Tensor:
+        """Return where the statistics of further columns go, [w, STATISTICS] in the order of FIELDS, as of none."""
         if self._used == len(self._slots):
             self._slots[0, :, : self._rows] = _stacked(merge(self._parts()))
             self._used = 1
         slot = self._slots[self._used, :, : self._rows]
-        for index, name in enumerate(RowStatistics.__dataclass_fields__):
-            if name in partial:
-                slot[index] = partial[name]
-            else:
-                slot[index].fill_(0.0 if index in (3, 4, 7, 8) else float("-inf"))
         self._used += 1
+        return slot.copy_(self._of_none).t()
 
     def merged(self, group: dist.ProcessGroup | None) -> RowStatistics:
         """Return the statistics over all columns added so far, and over those of the other ranks of `group`."""
@@ -100,7 +113,7 @@ def merge(parts: RowStatistics) -> RowStatistics:
     student_lse, teacher_lse = parts.student_lse.logsumexp(0), parts.teacher_lse.logsumexp(0)
     log_pi, log_rho = parts.student_lse - student_lse, parts.teacher_lse - teacher_lse
     student_max, teacher_max = parts.student_max.amax(0), parts.teacher_max.amax(0)
-    has_both = (parts.student_max == student_max) & (parts.teacher_max == teacher_max)
+    infinity = float("inf")
     return RowStatistics(
         student_lse=student_lse,
         teacher_lse=teacher_lse,
@@ -109,7 +122,8 @@ def merge(parts: RowStatistics) -> RowStatistics:
         reverse_kl=_merged_kl(parts.reverse_kl, log_pi, log_rho),
         student_max=student_max,
         teacher_max=teacher_max,
-        agreement=torch.where(has_both, parts.agreement, 0.0).amax(0),
+        student_first=torch.where(parts.student_max == student_max, parts.student_first, infinity).amin(0),
+        teacher_first=torch.where(parts.teacher_max == teacher_max, parts.teacher_first, infinity).amin(0),
         label_logit=parts.label_logit.sum(0),
         student_extra_lse=parts.student_extra_lse.logsumexp(0),
         teacher_extra_lse=parts.teacher_extra_lse.logsumexp(0),
@@ -122,4 +136,4 @@ def _merged_kl(kl: Tensor, log_mass: Tensor, log_other_mass: Tensor) -> Tensor:
 
 
 def _stacked(statistics: RowStatistics) -> Tensor:
-    return torch.stack([getattr(statistics, name) for name in RowStatistics.__dataclass_fields__])
+    return torch.stack([getattr(statistics, name) for name in FIELDS])

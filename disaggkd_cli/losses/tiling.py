@@ -19,7 +19,7 @@ from disaggkd_cli.errors import UserError
 from disaggkd_cli.losses.device_costs import DEVICES, CpuModel, GpuModel, TileWork
 from disaggkd_cli.units import format_bytes
 
-STATISTICS = 11
+STATISTICS = 12
 """Numbers kept for each row and shard."""
 STATISTICS_SLOTS = 16
 """Shards whose statistics wait before they are merged into one."""

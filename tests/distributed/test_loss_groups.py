@@ -53,6 +53,7 @@ def _compare_all(rank: int, world: int, store: str, seed: int) -> None:
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
     for vocabularies, cut in CASES[world]:
         _compare(rank, world, seed, vocabularies, cut)
+        _compare_ties(rank, world, seed, vocabularies, cut)
     dist.destroy_process_group()
 
 
@@ -80,6 +81,22 @@ def _compare(rank: int, world: int, seed: int, vocabularies: tuple[int, int], cu
                 own_hidden, own, teacher_hidden, teacher, labels, group=dist.group.WORLD, **options
             )
         torch.testing.assert_close(evaluated.loss, whole.loss.detach(), rtol=1e-10, atol=1e-12)
+
+
+def _compare_ties(rank: int, world: int, seed: int, vocabularies: tuple[int, int], cut: str) -> None:
+    """Logits of five values: the first of the likeliest ids counts, on whichever rank it lies."""
+    shared = min(vocabularies)
+    draw = torch.Generator().manual_seed(seed)
+    student, teacher = (torch.randint(-2, 3, (ROWS, size), generator=draw).double() for size in vocabularies)
+    teacher[:3], student[:3, :shared], student[0, :shared] = 1.0, 0.0, 1.0
+    expected = (student[:, :shared].argmax(-1) == teacher[:, :shared].argmax(-1)).double().mean()
+    start, stop = _bounds(cut, max(vocabularies), world, rank)
+    heads = [Head(torch.eye(size, dtype=torch.float64)) for size in vocabularies]
+    own, own_teacher = (head.rows(start, min(stop, len(head.weight))) for head in heads)
+    whole = reference_kd_loss(student, heads[0], teacher, heads[1])
+    out = fused_kd_loss(student, own, teacher, own_teacher, group=dist.group.WORLD, memory_budget="4MiB")
+    for found in (whole, out):
+        torch.testing.assert_close(found.top1_agreement, expected, rtol=1e-12, atol=1e-12)
 
 
 def _refuse(rank: int, world: int, store: str) -> None:
