@@ -26,7 +26,7 @@ _AT_LEAST_ZERO = (
 )  # fmt: skip
 _ABOVE_ZERO = ("loss.temperature", "transport.timeout")
 _WHERE_GIVEN = {
-    "hardware.gpus_per_node": 1, "hardware.nic_gbps": 0, "hardware.gpu_hour_price": 0,
+    "student.router_aux_weight": 0, "hardware.gpus_per_node": 1, "hardware.nic_gbps": 0, "hardware.gpu_hour_price": 0,
     "hardware.teacher_gpu_hour_price": 0,
 }  # fmt: skip
 """The least values of keys that may be null."""

@@ -119,6 +119,10 @@ class StudentConfig:
     activation_checkpointing: str = "none"
     """`full` keeps only the input of each layer and recomputes the rest in backward."""
 
+    router_aux_weight: float | None = None
+    """Weight of the load-balancing loss of a mixture of experts' routers, beside the loss; 0 = none. Default: the
+    coefficient of the student's own configuration (`router_aux_loss_coef`)."""
+
     replicate: int = 1
     """Replicas of the sharded student (HSDP): ranks must be a multiple of it. Ranks of one replica are neighbours."""
 

@@ -2,7 +2,14 @@
 
 from disaggkd_cli.models.attention import FLASH, require_attention, set_attention
 from disaggkd_cli.models.fingerprint import model_fingerprint
-from disaggkd_cli.models.head import backbone_of, head_of, head_semantics, hidden_states, verify_split
+from disaggkd_cli.models.head import (
+    backbone_of,
+    head_of,
+    head_semantics,
+    hidden_states,
+    states_and_router_logits,
+    verify_split,
+)
 from disaggkd_cli.models.layers import decoder_layers, student_from_layers
 from disaggkd_cli.models.load import (
     ModelSource,
@@ -20,12 +27,14 @@ from disaggkd_cli.models.packing import (
     verify_packing,
 )
 from disaggkd_cli.models.requested import requested_states
+from disaggkd_cli.models.router import RouterLoss, router_loss_of
 from disaggkd_cli.models.student import build_student
 from disaggkd_cli.models.vocabulary import verify_ids
 
 __all__ = [
     "FLASH",
     "ModelSource",
+    "RouterLoss",
     "backbone_of",
     "build_student",
     "decide_packing",
@@ -44,7 +53,9 @@ __all__ = [
     "requested_states",
     "require_attention",
     "resolve_source",
+    "router_loss_of",
     "set_attention",
+    "states_and_router_logits",
     "student_from_layers",
     "verify_ids",
     "verify_packing",

@@ -38,6 +38,14 @@ def hidden_states(backbone: nn.Module, input_ids: Tensor, position_ids: Tensor) 
     return backbone(input_ids=input_ids, position_ids=position_ids, use_cache=False).last_hidden_state
 
 
+def states_and_router_logits(
+    backbone: nn.Module, input_ids: Tensor, position_ids: Tensor
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Return what `hidden_states` does, and the logits [B * S, E] of the router of each layer that has one."""
+    out = backbone(input_ids=input_ids, position_ids=position_ids, use_cache=False, output_router_logits=True)
+    return out.last_hidden_state, tuple(out.router_logits)
+
+
 def head_semantics(config: Any) -> tuple[float, float | None]:
     """Return `(scale, softcap)` of a model's logits: cap(scale · (hidden @ weightᵀ + bias))."""
     text = config.get_text_config() if hasattr(config, "get_text_config") else config

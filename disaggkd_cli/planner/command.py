@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.console import Console
@@ -11,27 +10,11 @@ from rich.console import Console
 from disaggkd_cli.config import Config
 from disaggkd_cli.errors import UserError
 from disaggkd_cli.planner.inputs import workload_of
+from disaggkd_cli.planner.options import PlanOptions
 from disaggkd_cli.planner.plan import Plan, as_json, figures, make_plan
 from disaggkd_cli.planner.terms import explain
 
 EXIT_FITS, EXIT_NOTHING_FITS = 0, 3
-
-
-@dataclass(frozen=True)
-class PlanOptions:
-    """What the command line may ask for; see `OPTION_HELP` for the words that the user sees."""
-
-    json: bool = False
-    html: str | None = None
-    explain: str | None = None
-    gpus: int | None = None
-    hardware: str | None = None
-    sweep: list[str] = field(default_factory=list)
-    simulate: bool = False
-    verify: bool = False
-    measure: str | None = None
-    calibrate: str | None = None
-    output: str | None = None
 
 
 OPTION_HELP = {

@@ -7,7 +7,7 @@ import itertools
 import json
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 from rich.console import Console
@@ -17,11 +17,9 @@ from disaggkd_cli.config import Config, check
 from disaggkd_cli.config.check import get
 from disaggkd_cli.errors import UserError
 from disaggkd_cli.planner.inputs import workload_of
+from disaggkd_cli.planner.options import PlanOptions
 from disaggkd_cli.planner.plan import Plan, as_json, make_plan
 from disaggkd_cli.planner.workload import MODES
-
-if TYPE_CHECKING:
-    from disaggkd_cli.planner.command import PlanOptions
 
 MAX_COMBINATIONS = 2000
 _RANGE = re.compile(r"(\d+(?:\.\d+)?):(\d+(?:\.\d+)?):([x+])(\d+(?:\.\d+)?)")

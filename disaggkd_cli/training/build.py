@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +29,7 @@ from disaggkd_cli.models import (
     model_fingerprint,
     require_attention,
     resolve_source,
+    router_loss_of,
     set_attention,
     verify_ids,
     verify_packing,
@@ -183,7 +185,12 @@ def build_module(
     head = components.teacher_head
     bias = None if head.bias is None else head.bias.to(device)
     set_attention(components.model, config.student.attention, "student.attention")
-    module = StudentModule(components.model, Head(head.weight.to(device), bias, head.scale, head.softcap), config.loss)
+    router = router_loss_of(components.model, config.student.router_aux_weight)
+    if router is not None:
+        log(f"student.router_aux_weight={router.weight:g}: the load-balancing loss of {router.experts} experts a layer")
+    teacher_head = Head(head.weight.to(device), bias, head.scale, head.softcap)
+    micro_batches = config.student.ranks * config.train.accumulation
+    module = StudentModule(components.model, teacher_head, config.loss, router, micro_batches)
     module.train()
     components.mesh = student_mesh(device.type, dist.group.WORLD, components.layout.replicate, group_timeout(config))
     shard_student(
@@ -195,6 +202,17 @@ def build_module(
         compiled=config.student.compile,
     )
     return module, build_optimizer(module, config.train)
+
+
+def agreed_run_id() -> str:
+    """Return an id, drawn by student rank 0 for as long as these ranks live. Collective over all student ranks.
+
+    It is stamped on every header of their links, so that nothing sent to another run, or to the ranks that a restart
+    replaced, is taken for an answer.
+    """
+    drawn = torch.tensor(list(secrets.token_bytes(8)), dtype=torch.uint8)
+    dist.broadcast(drawn, src=0)
+    return bytes(drawn.tolist()).hex()
 
 
 def open_source(
@@ -230,6 +248,7 @@ def open_source(
         vocabulary_size=components.teacher_vocabulary,
         hidden_size=width,
         wire_dtype=transport.dtype,
+        run_id=agreed_run_id(),
     )
     pool = TeacherPool(
         store,

@@ -101,7 +101,8 @@ def _step(run: Training) -> str | None:
     started = time.monotonic()
     # Dropout, where a model has it, is drawn anew from the step, so that a resumed run draws the same.
     torch.manual_seed(_mixed_seed(config.seed, step, run.plan.rank))
-    parts = torch.zeros(len(_PARTS), dtype=torch.float64)
+    names = _figures(run)
+    parts = torch.zeros(len(names), dtype=torch.float64)
     stall, tokens, rows_of_step = 0.0, 0, 0
     for _ in range(config.train.accumulation):
         rows = _take_together(run)
@@ -110,7 +111,7 @@ def _step(run: Training) -> str | None:
         loss, out = run.module(rows.item.batch.to(run.device), rows.hidden, rows.item.supervised_rows)
         loss.backward()
         rows.release()
-        parts += torch.stack([getattr(out, name).detach() for name in _PARTS]).double().cpu()
+        parts += torch.stack([getattr(out, name).detach() for name in names]).double().cpu()
         stall += rows.stall_seconds
         tokens += rows.item.tokens
         rows_of_step = rows.item.supervised_rows
@@ -124,6 +125,11 @@ def _step(run: Training) -> str | None:
     fault_point("after_commit")
     seconds = time.monotonic() - started
     return _record(run, parts, norm, rate, stall, tokens, rows_of_step, seconds)
+
+
+def _figures(run: Training) -> tuple[str, ...]:
+    """Return the names of the loss's figures that a step's line has."""
+    return _PARTS if run.module.router is None else (*_PARTS, "router_aux")
 
 
 def _record(
@@ -143,8 +149,8 @@ def _record(
     peaks = torch.tensor([stall, seconds, peak_memory_bytes(run.device), float(wish)], dtype=torch.float64)
     dist.all_reduce(sums)
     dist.all_reduce(peaks, op=dist.ReduceOp.MAX)
-    values = dict(zip(_PARTS, sums.tolist(), strict=False))
-    all_tokens, received, fill = sums[len(_PARTS) :].tolist()
+    values = dict(zip(_figures(run), sums.tolist(), strict=False))
+    all_tokens, received, fill = sums[len(parts) :].tolist()
     stall, seconds, memory, wish_anywhere = peaks.tolist()
     line: dict[str, Any] = {
         **values,

@@ -7,7 +7,7 @@ weight is gathered once with the root's other parameters, and never once per win
 from __future__ import annotations
 
 import fnmatch
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,7 +19,14 @@ from disaggkd_cli.config import LossConfig
 from disaggkd_cli.data import MicroBatch
 from disaggkd_cli.errors import UserError
 from disaggkd_cli.losses import Head, LossOutput, fused_kd_loss, reference_kd_loss
-from disaggkd_cli.models import backbone_of, decoder_layers, head_of, hidden_states
+from disaggkd_cli.models import (
+    RouterLoss,
+    backbone_of,
+    decoder_layers,
+    head_of,
+    hidden_states,
+    states_and_router_logits,
+)
 from disaggkd_cli.training.vocabulary_parallel import VocabularyParallel
 from disaggkd_cli.units import parse_bytes
 
@@ -31,9 +38,12 @@ class StudentOutput(LossOutput):
     Attributes:
         teacher_ce: the teacher's own cross-entropy at temperature 1, divided like the student's; zero unless it was
             asked for. Detached.
+        router_aux: the load-balancing loss of the routers, without its weight, divided by the micro-batches of the
+            step over all ranks; zero without one. Detached.
     """
 
     teacher_ce: Tensor
+    router_aux: Tensor
 
 
 class StudentModule(nn.Module):
@@ -44,12 +54,23 @@ class StudentModule(nn.Module):
         teacher_head: the teacher's frozen head, or this rank's shard of it when vocabulary-parallel; kept outside the
             module's parameters, so it is neither sharded, trained nor saved.
         loss: the loss section of the config.
+        router: the load-balancing loss that is added in training, where the student has routers.
+        micro_batches: of one optimizer step over all ranks, whose router losses are averaged.
     """
 
-    def __init__(self, model: nn.Module, teacher_head: Head, loss: LossConfig) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        teacher_head: Head,
+        loss: LossConfig,
+        router: RouterLoss | None = None,
+        micro_batches: int = 1,
+    ) -> None:
         super().__init__()
         self.model = model
         self.loss = loss
+        self.router = router
+        self.micro_batches = micro_batches
         self._teacher_head = (teacher_head,)
         self.vocabulary: VocabularyParallel | None = None
 
@@ -68,7 +89,12 @@ class StudentModule(nn.Module):
         vocabulary = self.vocabulary
         if vocabulary is not None:
             vocabulary.begin(batch.input_ids.numel(), len(batch.rows), batch.input_ids.device)
-        states = hidden_states(backbone_of(self.model), batch.input_ids, batch.position_ids)
+        backbone, share = backbone_of(self.model), None
+        if self.router is not None and not evaluation:
+            states, routes = states_and_router_logits(backbone, batch.input_ids, batch.position_ids)
+            share = self.router(routes, batch.token_mask) / self.micro_batches
+        else:
+            states = hidden_states(backbone, batch.input_ids, batch.position_ids)
         rows = states.reshape(-1, states.shape[-1])[batch.rows]
         arguments = self._arguments(num_tokens, evaluation)
         teacher_head = self._teacher_head[0]
@@ -78,11 +104,19 @@ class StudentModule(nn.Module):
             out = fused_kd_loss(rows, vocabulary.head(), teacher_hidden, teacher_head, labels, **arguments)
             teacher = self._teacher_ce(teacher_hidden, labels, arguments) if evaluation else None
             vocabulary.end()
-            return out.loss, vocabulary.own_share(_output(out, teacher))
+            return self._with_router(out.loss, vocabulary.own_share(_output(out, teacher)), share)
         function = fused_kd_loss if self.loss.implementation == "fused" else reference_kd_loss
         out = function(rows, head_of(self.model), teacher_hidden, teacher_head, batch.row_labels, **arguments)
         teacher = self._teacher_ce(teacher_hidden, batch.row_labels, arguments) if evaluation else None
-        return out.loss, _output(out, teacher)
+        return self._with_router(out.loss, _output(out, teacher), share)
+
+    def _with_router(self, loss: Tensor, out: StudentOutput, share: Tensor | None) -> tuple[Tensor, StudentOutput]:
+        """Add this micro-batch's share of the router loss, which belongs to this rank alone, to loss and figures."""
+        if share is None:
+            return loss, out
+        weighted = self.router.weight * share
+        figures = replace(out, loss=out.loss.detach() + weighted.detach(), router_aux=share.detach())
+        return loss + weighted.to(loss.dtype), figures
 
     @torch.no_grad()
     def _teacher_ce(self, hidden: Tensor, labels: Tensor, arguments: dict[str, Any]) -> Tensor:
@@ -110,7 +144,8 @@ class StudentModule(nn.Module):
 
 
 def _output(out: LossOutput, teacher_ce: Tensor | None) -> StudentOutput:
-    return StudentOutput(**vars(out), teacher_ce=torch.zeros_like(out.ce) if teacher_ce is None else teacher_ce)
+    zero = torch.zeros_like(out.ce)
+    return StudentOutput(**vars(out), teacher_ce=zero if teacher_ce is None else teacher_ce, router_aux=zero)
 
 
 def freeze(model: nn.Module, patterns: list[str]) -> list[str]:

@@ -142,7 +142,8 @@ class NcclPayloads:
             self._in_flight = True
         try:
             with self._issue, self._cuda.on(self._stream):
-                work = getattr(self._group, call)([payload], self._peer, 0)
+                start = self._group.send if call == "send" else self._group.recv
+                work = start([payload], self._peer, 0)
                 work.wait()  # lets the stream wait, not this thread
                 done.record(self._stream)
         except RuntimeError as error:

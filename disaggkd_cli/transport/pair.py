@@ -72,7 +72,7 @@ class GlooPair:
         Raises:
             LinkLost: the pair is closed.
         """
-        return self._start("send", message, tag, what)
+        return self._start(True, message, tag, what)
 
     def start_receive(self, buffer: Tensor, tag: Tag, what: str) -> GlooTransfer:
         """Start to receive the next message of `tag` into `buffer`, which has exactly its size.
@@ -80,21 +80,22 @@ class GlooPair:
         Raises:
             LinkLost: the pair is closed.
         """
-        return self._start("recv", buffer, tag, what)
+        return self._start(False, buffer, tag, what)
 
     def close(self) -> None:
         """Drop the group. Sockets close once no thread is inside a transfer."""
         self.group = None
 
-    def _start(self, call: str, message: Tensor, tag: Tag, what: str) -> GlooTransfer:
+    def _start(self, sends: bool, message: Tensor, tag: Tag, what: str) -> GlooTransfer:
         group = self.group
-        verb = "send" if call == "send" else "receive"
+        verb = "send" if sends else "receive"
         if group is None:
             raise LinkLost(f"{self.name}: the link is closed, cannot {verb} {what}")
         transfer = GlooTransfer(self, verb, what, message)
+        start = group.send if sends else group.recv
         try:
             for piece in message.split(CHUNK_BYTES):
-                transfer.works.append(getattr(group, call)([piece], self.peer, tag))
+                transfer.works.append(start([piece], self.peer, tag))
         except RuntimeError as error:
             transfer.fail(error)
         return transfer

@@ -57,6 +57,8 @@ LAYOUTS = {
     "cut, tied, frozen": replace(CUT, tied=True, frozen="embed_tokens"),
     "cut, a head with a bias": replace(CUT, family="phi"),
     "cut, tied to an embedding with a scale": replace(CUT, family="gemma3_text", tied=True),
+    "routers held to balance": Case(family="qwen3_moe", router=0.1),
+    "routers held to balance, cut, checkpointing": replace(CUT, family="mixtral", router=0.1, checkpointing="full"),
     "cut, tied, a soft cap, bfloat16": replace(CUT, family="gemma2", tied=True, dtype=torch.bfloat16),
 }
 ON_FOUR_RANKS = {
@@ -69,6 +71,7 @@ ON_FOUR_RANKS = {
     "cut over four, three ids a rank and fewer": replace(CUT, teacher_vocabulary=3),
 }
 COMPILED = {
+    "compiled, routers held to balance": Case(family="qwen3_moe", router=0.1, compiled=True),
     "compiled, replicas": Case(replicate=2, compiled=True),
     "compiled, cut, tied, checkpointing": replace(CUT, tied=True, compiled=True, checkpointing="full"),
 }

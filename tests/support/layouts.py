@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from disaggkd_cli.config import LossConfig, TrainConfig
 from disaggkd_cli.data import MicroBatch, Sequence, collate, empty_micro_batch
 from disaggkd_cli.losses import Head
+from disaggkd_cli.models import router_loss_of
 from disaggkd_cli.training.layout import StudentLayout, student_mesh
 from disaggkd_cli.training.optimizer import build_optimizer, clip_gradients
 from disaggkd_cli.training.student_module import StudentModule, shard_student
@@ -33,6 +34,7 @@ class Case:
         dtype: what the student computes in.
         frozen: patterns of parameters that stay.
         checkpointing, compiled: as in the config.
+        router: weight of the routers' load-balancing loss.
     """
 
     replicate: int = 1
@@ -46,6 +48,7 @@ class Case:
     frozen: str = ""
     checkpointing: str = "none"
     compiled: bool = False
+    router: float = 0.0
 
     def model(self, seed: int = 0) -> nn.Module:
         """The tiny student, in train mode."""
@@ -75,16 +78,18 @@ class Case:
         start, stop = layout.teacher_ids(self.vocabulary, self.teacher_vocabulary)
         part = whole.rows(start, stop)
         head = Head(part.weight.clone(), part.bias.clone(), whole.scale, whole.softcap)
-        module = StudentModule(self.model(seed), head, self.loss())
+        model = self.model(seed)
+        module = StudentModule(model, head, self.loss(), router_loss_of(model, self.router), ranks)
         shard_student(
             module, student_mesh("cpu", dist.group.WORLD, self.replicate), self.dtype, self.checkpointing,
             vocabulary_parallel=self.vocabulary_parallel, compiled=self.compiled,
         )  # fmt: skip
         return module
 
-    def whole(self) -> StudentModule:
-        """The same student in one process."""
-        return StudentModule(self.model(), self.teacher_head(), self.loss())
+    def whole(self, ranks: int) -> StudentModule:
+        """The same student in one process, which computes the micro-batches of all ranks."""
+        model = self.model()
+        return StudentModule(model, self.teacher_head(), self.loss(), router_loss_of(model, self.router), ranks)
 
 
 def micro_batches(ranks: int, step: int) -> list[tuple[MicroBatch, Tensor]]:
@@ -171,7 +176,7 @@ def compare(case: Case) -> None:
         _compare_low_precision(case)
         return
     ranks = dist.get_world_size()
-    module, whole = case.sharded(), case.whole()
+    module, whole = case.sharded(), case.whole(ranks)
     for step in (0, 1):
         ours, theirs = whole_gradients(module, step), reference_gradients(whole, ranks, step)
         assert ours.keys() == theirs.keys()
@@ -187,7 +192,7 @@ def _compare_low_precision(case: Case) -> None:
     """No layout is further from the float32 gradient than plain FSDP in the same dtype."""
     plain = replace(case, replicate=1, vocabulary_parallel=False)
     for step in (0, 1):
-        truth = _flat(reference_gradients(case.whole(), dist.get_world_size(), step))
+        truth = _flat(reference_gradients(case.whole(dist.get_world_size()), dist.get_world_size(), step))
         ours, theirs = (_error(_flat(whole_gradients(one.sharded(), step)), truth) for one in (case, plain))
         assert ours < 1.2 * theirs + 1e-3
 

@@ -49,6 +49,16 @@ class MicroBatch:
     """Tokens of each document, row by row; every row sums to S, its padding (if any) being the last document."""
     labels: Tensor
     """[B, S] int64 next-token labels (already shifted); -100 = not supervised."""
+    row_lengths: tuple[int, ...] | None = None
+    """Tokens of each row before its padding; None where no row is padded."""
+
+    @cached_property
+    def token_mask(self) -> Tensor:
+        """[B, S] bool: False at padding. Attention needs none; whoever counts tokens does."""
+        if self.row_lengths is None:
+            return torch.ones_like(self.input_ids, dtype=torch.bool)
+        ends = torch.tensor(self.row_lengths, device=self.input_ids.device)
+        return torch.arange(self.input_ids.shape[1], device=self.input_ids.device) < ends[:, None]
 
     @cached_property
     def position_ids(self) -> Tensor:
@@ -81,6 +91,7 @@ class MicroBatch:
             self.input_ids.to(device, non_blocking=non_blocking),
             self.document_lengths,
             self.labels.to(device, non_blocking=non_blocking),
+            self.row_lengths,
         )
 
 
@@ -164,7 +175,9 @@ def collate(sequences: SequenceOf[Sequence], pad_id: int, multiple: int = 1, lim
         labels[row, : len(sequence)] = sequence.labels
         padding = longest - len(sequence)
         document_lengths.append((*sequence.document_lengths, padding) if padding else tuple(sequence.document_lengths))
-    return MicroBatch(torch.from_numpy(input_ids), tuple(document_lengths), torch.from_numpy(labels))
+    return MicroBatch(
+        torch.from_numpy(input_ids), tuple(document_lengths), torch.from_numpy(labels), tuple(map(len, sequences))
+    )
 
 
 def empty_micro_batch(batch_size: int, sequence_length: int, pad_id: int) -> MicroBatch:
@@ -176,4 +189,5 @@ def empty_micro_batch(batch_size: int, sequence_length: int, pad_id: int) -> Mic
         torch.full((batch_size, sequence_length), pad_id, dtype=torch.int64),
         ((sequence_length,),) * batch_size,
         torch.full((batch_size, sequence_length), IGNORE, dtype=torch.int64),
+        (0,) * batch_size,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 
@@ -11,14 +11,22 @@ from disaggkd_cli.data.order.bucketing import order_by_length, positions_by_wind
 from disaggkd_cli.data.order.mixing import Mixture
 from disaggkd_cli.data.order.shuffle import sequence_indices
 
-if TYPE_CHECKING:
-    from disaggkd_cli.data.layout.dataset import TokenizedDataset
+
+class Sequences(Protocol):
+    """What an order must know of a dataset: how many sequences, how long, and of which sources."""
+
+    lengths: np.ndarray
+    weights: tuple[int, ...]
+    source_sizes: tuple[int, ...]
+    length_bucketing: bool
+
+    def __len__(self) -> int: ...
 
 
 class StreamOrder:
     """The endless order of one dataset: a pure function of the dataset, the seed and the global batch."""
 
-    def __init__(self, dataset: TokenizedDataset, seed: int, batch: int, bucketed: bool | None = None):
+    def __init__(self, dataset: Sequences, seed: int, batch: int, bucketed: bool | None = None):
         """`batch`: sequences of a global batch. `bucketed`: as the dataset says, unless given."""
         self._dataset = dataset
         self._seed = seed

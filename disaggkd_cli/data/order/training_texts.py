@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from disaggkd_cli.data.layout.micro_batch import Sequence
 
-if TYPE_CHECKING:
-    from disaggkd_cli.data.layout.dataset import TokenizedDataset
+
+class LaidOut(Protocol):
+    """A dataset whose sequences are at hand, to be taken by index; `TokenizedDataset` is one."""
+
+    supervised_counts: np.ndarray
+
+    def sequence(self, index: int) -> Sequence: ...
 
 
 class GlobalBatch(Protocol):
@@ -42,11 +47,11 @@ class TrainingTexts(Protocol):
         """Whether batches are made of sequences of similar lengths."""
 
     @property
-    def sample(self) -> TokenizedDataset:
+    def sample(self) -> LaidOut:
         """Sequences that are at hand before training, to check models and texts by: all, or the beginning."""
 
     @property
-    def whole(self) -> TokenizedDataset | None:
+    def whole(self) -> LaidOut | None:
         """All sequences; None where they are read while training goes on."""
 
     def batches(self, seed: int, size: int, first_step: int) -> Iterator[GlobalBatch]:
@@ -63,7 +68,7 @@ class TrainingTexts(Protocol):
 class IndexedBatch:
     """A global batch out of a laid-out dataset."""
 
-    dataset: TokenizedDataset
+    dataset: LaidOut
     indices: np.ndarray
     """[G] which sequences of the dataset, in order."""
 

@@ -20,7 +20,6 @@ class LedgerMachine(RuleBasedStateMachine):
         self.saved_cursor = 0
         self.trained = []
         self.links = set()
-        self.closed_tickets = []
         self.start_student()
 
     def start_student(self):
@@ -30,6 +29,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.next_request = self.saved_cursor
         self.entries = {}
         self.on_link = {}
+        self.closed_tickets = []  # a new process has new links, over which the old ones' tickets never come
         self.in_use = []
         self.slot_owner = {}
         self.links = set()

@@ -1,0 +1,58 @@
+"""Headers of another run end the link; the run itself goes on with whoever belongs to it."""
+
+import socket
+import subprocess
+import sys
+import time
+
+import torch.distributed as dist
+
+from disaggkd_cli.training.build import agreed_run_id
+from tests.support.runs import finish, start, weights_sha256
+
+# A teacher that stamps its headers as a run without an id would, and takes only such headers for its own.
+STRANGER = """
+import sys
+from disaggkd_cli.transport import link
+link.run_number = lambda run_id: 0
+from disaggkd_cli.__main__ import main
+sys.argv = ["disaggkd", *sys.argv[1:]]
+sys.exit(main())
+"""
+
+
+def test_a_teacher_whose_headers_belong_to_another_run_is_dropped(reference_config, reference, tmp_path):
+    run = tmp_path / "run"
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        rendezvous = f"launch.rendezvous=127.0.0.1:{probe.getsockname()[1]}"
+    student = start(["student", str(reference_config), f"run_dir={run}", rendezvous])
+    stranger = subprocess.Popen(
+        [sys.executable, "-c", STRANGER, "teacher", str(reference_config), rendezvous],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True,
+    )  # fmt: skip
+    honest = None
+    try:
+        log, deadline = run / "logs" / "student_0.log", time.monotonic() + 60
+        while not log.exists() or "teacher 0" not in log.read_text().split("waiting for a teacher", 1)[-1]:
+            assert time.monotonic() < deadline, log.read_text() if log.exists() else "no log"
+            time.sleep(0.2)
+        honest = start(["teacher", str(reference_config), rendezvous])
+        code, output = finish(student, 120)
+        assert code == 0, output
+        finish(honest, 60)
+    finally:
+        for process in (student, stranger, honest):
+            if process is not None and process.poll() is None:
+                process.kill()
+        heard, _ = stranger.communicate()
+    assert "a header of another run" in heard + log.read_text()
+    assert weights_sha256(run) == weights_sha256(reference)
+
+
+def test_every_start_of_a_student_has_an_id_of_its_own():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        first, second = agreed_run_id(), agreed_run_id()
+    finally:
+        dist.destroy_process_group()
+    assert first != second and len(first) == len(second) == 16
