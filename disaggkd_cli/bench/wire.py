@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from disaggkd_cli.losses import Head, reference_kd_loss
-from disaggkd_cli.transport.wire import WIRE_DTYPES, decode_payload, encode_payload, payload_bytes
+from disaggkd_cli.wire import FORMATS, WireFormat
 
 _ROWS, _WIDTH, _VOCABULARY = 256, 512, 4096
 _LOUD_CHANNELS, _LOUDNESS = 4, 30.0
@@ -46,14 +46,14 @@ def bench_wire(seed: int = 0) -> list[dict]:
     for distance in (1.0, 0.1):
         student = teacher + distance * torch.randn(_ROWS, _WIDTH, generator=draw)
         exact_loss, exact_gradient = _loss(student, teacher, weight)
-        for name in WIRE_DTYPES:
-            received, seconds = _send(teacher, name)
+        for name, wire in FORMATS.items():
+            received, seconds = _send(teacher, wire)
             loss, gradient = _loss(student, received, weight)
             rows.append(
                 WireRow(
                     dtype=name,
                     kl=exact_loss,
-                    bytes_per_row=payload_bytes(1, _WIDTH, name),
+                    bytes_per_row=wire.bytes_per_row(_WIDTH),
                     loss_error=abs(loss - exact_loss) / exact_loss,
                     gradient_error=((gradient - exact_gradient).norm() / exact_gradient.norm()).item(),
                     seconds_per_million=seconds / (teacher.numel() / 1e6),
@@ -76,12 +76,12 @@ def format_wire_rows(rows: list[dict]) -> str:
     return "\n".join(lines)
 
 
-def _send(hidden: Tensor, name: str) -> tuple[Tensor, float]:
-    buffer = torch.empty(payload_bytes(*hidden.shape, name), dtype=torch.uint8)
+def _send(hidden: Tensor, wire: WireFormat) -> tuple[Tensor, float]:
+    buffer = torch.empty(wire.payload_bytes(*hidden.shape), dtype=torch.uint8)
     best, received = float("inf"), hidden
     for _ in range(3):
         started = time.perf_counter()
-        received = decode_payload(encode_payload(hidden, name, buffer), *hidden.shape, name)
+        received = wire.decode(wire.payload_of(hidden, buffer), *hidden.shape)
         best = min(best, time.perf_counter() - started)
     return received, best
 

@@ -28,7 +28,7 @@ from disaggkd_cli.models import (
 from disaggkd_cli.models.load import DTYPES
 from disaggkd_cli.training.schedule import WorkItem, WorkPlan
 from disaggkd_cli.training.student_module import freeze
-from disaggkd_cli.transport.wire import WIRE_DTYPES
+from disaggkd_cli.wire import format_of
 
 _EQUAL = 1e-4
 """Forward KL in nats below which the student counts as equal to the teacher."""
@@ -75,7 +75,7 @@ class Subject:
         """The dtype in which hidden states reach the loss."""
         if self.config.mode == "colocated":
             return DTYPES[self.config.teacher.dtype]
-        return torch.bfloat16 if self.config.transport.dtype == "float8" else WIRE_DTYPES[self.config.transport.dtype]
+        return format_of(self.config.transport.dtype).compute_dtype()
 
     @cached_property
     def batch(self) -> MicroBatch:

@@ -15,9 +15,9 @@ from disaggkd_cli.models import backbone_of, requested_states
 from disaggkd_cli.training.schedule import WorkItem
 from disaggkd_cli.training.sources import ColocatedSource, RemoteSource
 from disaggkd_cli.transport import HiddenStateRing, Identity, Request, StopReason, TeacherPool, open_store, serve
+from disaggkd_cli.wire import format_of
 
 _SECONDS = 60.0
-_FLOAT8_TOLERANCE = 0.05
 
 
 def check_remote(subject: Subject, store: dist.Store) -> CheckResult:
@@ -29,6 +29,7 @@ def check_remote(subject: Subject, store: dist.Store) -> CheckResult:
     if subject.config.mode == "colocated":
         return not_applicable("mode: colocated runs send no hidden states")
     dtype, depth = subject.config.transport.dtype, subject.config.transport.ring_depth
+    wire = format_of(dtype)
     items = subject.work_items(ranks=1, micro_batch_sequences=1, accumulation=len(subject.sequences))
     local = [_local(subject, item) for item in items]
     remote, link = _through_the_link(subject, store, items)
@@ -36,7 +37,7 @@ def check_remote(subject: Subject, store: dist.Store) -> CheckResult:
     for here, there in zip(local, remote, strict=True):
         if here.shape != there.shape:
             raise RunError(f"the link delivered {tuple(there.shape)} where {tuple(here.shape)} was due")
-        sent = here if dtype == "float8" else here.to(there.dtype)
+        sent = here.to(there.dtype) if wire.is_exact else here
         bitwise &= torch.equal(sent, there)
         worst = max(worst, ((sent.double() - there.double()).norm() / sent.double().norm().clamp_min(1e-30)).item())
     rounding = max(
@@ -45,7 +46,7 @@ def check_remote(subject: Subject, store: dist.Store) -> CheckResult:
     )
     rows = sum(map(len, remote))
     return judge(
-        bitwise if dtype != "float8" else worst <= _FLOAT8_TOLERANCE,
+        bitwise if wire.is_exact else worst <= wire.tolerance,
         f"{'bitwise equal' if bitwise else f'differs by {worst:.1e}'} in {dtype}; rounding to it costs {rounding:.1e}",
         f"{rows} rows in {len(items)} requests over a gloo link, a ring of {depth} and checksums "
         f"({link:,} payload bytes), against the same forward here",

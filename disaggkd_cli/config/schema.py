@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from disaggkd_cli.losses.divergences import DIVERGENCES
+from disaggkd_cli.wire import FORMATS
 
 ATTENTION = ("auto", "eager", "sdpa", "flash_attention_2")
 
@@ -29,7 +30,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "data.text_documents": ("file", "sections"),
     "train.schedule": ("cosine", "linear", "constant"),
     "train.on_save_error": ("stop", "warn"),
-    "transport.dtype": ("bfloat16", "float16", "float32", "float8"),
+    "transport.dtype": tuple(FORMATS),
     "transport.backend": ("auto", "gloo", "nccl"),
     "launch.device": ("auto", "cpu", "cuda"),
 }

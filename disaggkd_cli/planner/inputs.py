@@ -18,6 +18,7 @@ from disaggkd_cli.planner.models.shapes import ModelShape
 from disaggkd_cli.planner.models.trained import adapter_parameters, trained_share
 from disaggkd_cli.planner.workload import Efficiency, Workload, is_hybrid
 from disaggkd_cli.units import parse_bytes
+from disaggkd_cli.wire import format_of
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _CALIBRATED = {"teacher_time", "student_time", "reserve", "fixed_gib", "jitter", "run"}
@@ -141,7 +142,5 @@ def _packed(config: Config, *models: ModelShape) -> bool:
 
 
 def _wire_bytes(config: Config, teacher: ModelShape) -> float:
-    """Bytes of one element of a payload; float8 carries one float32 scale a row."""
-    if config.transport.dtype == "float8":
-        return 1 + 4 / teacher.hidden
-    return {"bfloat16": 2.0, "float16": 2.0, "float32": 4.0}[config.transport.dtype]
+    """Bytes of one element of a payload, with its share of what a row carries besides."""
+    return format_of(config.transport.dtype).bytes_per_row(teacher.hidden) / teacher.hidden

@@ -18,6 +18,7 @@ from disaggkd_cli.training.schedule import WorkItem, WorkPlan
 from disaggkd_cli.training.sources import SourceFigures, TeacherRows, request_of
 from disaggkd_cli.transport import Request
 from disaggkd_cli.units import format_bytes
+from disaggkd_cli.wire import FORMATS, format_of
 
 Log = Callable[[str], None]
 
@@ -69,10 +70,13 @@ def recording_identity(config: Config, hidden_size: int) -> RecordingIdentity:
     """Return what a recording for this config must belong to.
 
     Raises:
-        UserError: float8 is asked for, whose scales a recording does not keep.
+        UserError: `transport.dtype` is more than the values themselves, which is all that a recording keeps.
     """
-    if config.transport.dtype == "float8":
-        raise UserError("teacher.cache: recordings hold no float8; set transport.dtype to bfloat16, float16 or float32")
+    if not format_of(config.transport.dtype).is_exact:
+        exact = ", ".join(name for name, entry in FORMATS.items() if entry.is_exact)
+        raise UserError(
+            f"teacher.cache: recordings hold no {config.transport.dtype}; set transport.dtype to one of {exact}"
+        )
     source = resolve_source(config.teacher.model, trust_remote_code=config.teacher.trust_remote_code)
     return RecordingIdentity(
         model_fingerprint(source),
@@ -116,8 +120,7 @@ def record_run(config: Config, directory: Path, device: torch.device, log: Log) 
 
     wanted = {key: request.num_rows for key, request in requests()}
     missing = {key: rows for key, rows in wanted.items() if key not in recorder.keys}
-    element = getattr(torch, recorder.identity.dtype).itemsize
-    size = sum(missing.values()) * teacher.hidden_size * element
+    size = format_of(recorder.identity.dtype).payload_bytes(sum(missing.values()), teacher.hidden_size)
     free = shutil.disk_usage(directory).free
     log(
         f"{len(wanted)} requests, {len(wanted) - len(missing)} of them recorded already; {sum(missing.values()):,} "

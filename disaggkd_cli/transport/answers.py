@@ -15,7 +15,7 @@ from disaggkd_cli.transport.identity import Identity
 from disaggkd_cli.transport.meter import BusyMeter
 from disaggkd_cli.transport.protocol import Header, Kind, Request
 from disaggkd_cli.transport.request_queue import PendingRequest
-from disaggkd_cli.transport.wire import encode_payload, needs_no_buffer, payload_bytes, wire_code
+from disaggkd_cli.wire import format_of
 
 MOST_FAILURES = 3
 """After this many failed forwards in a row the teacher gives up: the fault is then its own."""
@@ -62,6 +62,7 @@ class Answerer:
         self.requests = self.rows = self.failures = 0
         self.last_error = ""
         self._identity = identity
+        self._format = format_of(identity.wire_dtype)
         self._forward = forward
         self._buffer_of = buffer_of
         self._device, self._cuda = device, cuda_of(device)
@@ -87,13 +88,13 @@ class Answerer:
         return self._ready(pending, payload)
 
     def _payload(self, pending: PendingRequest) -> Tensor:
-        name = self._identity.wire_dtype
         states = self._faults.at_forward(self._forward(pending.request))
         expected = (pending.request.num_rows, self._identity.hidden_size)
         if tuple(states.shape) != expected:
             raise ValueError(f"the forward returned {tuple(states.shape)}, the request asks for {expected}")
-        size = 0 if needs_no_buffer(states, name, self._device) else payload_bytes(*expected, name)
-        payload = encode_payload(states, name, self._buffer_of(pending, size))
+        needs_buffer = self._format.needs_buffer(states, self._device)
+        size = self._format.payload_bytes(*expected) if needs_buffer else 0
+        payload = self._format.payload_of(states, self._buffer_of(pending, size))
         if self._cuda is not None:
             self._cuda.finish()  # READY means complete, and the meter counts the forward, not its launch
         return payload
@@ -106,7 +107,7 @@ class Answerer:
             self.rows += request.num_rows
         ready = Header(
             Kind.READY,
-            dtype=wire_code(self._identity.wire_dtype),
+            dtype=self._format.code,
             flags=round(1000 * self.meter.idle_share()),
             ticket=pending.header.ticket,
             request_id=request.request_id,

@@ -16,11 +16,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from disaggkd_cli.transport.checksum import payload_checksum
 from disaggkd_cli.transport.errors import ProtocolError
 from disaggkd_cli.transport.pair import STUDENT, TEACHER, GlooPair, GlooTransfer, Tag, Transfer, form_pair
 from disaggkd_cli.transport.payloads import HostPayloads, PayloadChannel
 from disaggkd_cli.transport.protocol import HEADER_BYTES, MAX_TEXT_BYTES, Header, Kind, run_number
-from disaggkd_cli.transport.wire import payload_checksum
 
 __all__ = ["STUDENT", "TEACHER", "Link", "form_link"]
 

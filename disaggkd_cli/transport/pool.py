@@ -1,4 +1,4 @@
-"""The student rank's teachers: finds them, keeps a link to each, and gives every request to the least loaded one."""
+"""The student rank's teachers: keeps a link to each, and gives every request of its rings to the least loaded one."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -17,33 +18,30 @@ from disaggkd_cli.errors import RunError
 from disaggkd_cli.transport.backends import agree_on_backend, describe_device
 from disaggkd_cli.transport.connections import StoreConnections
 from disaggkd_cli.transport.cuda import cuda_of
-from disaggkd_cli.transport.errors import IncompatiblePeer, TeachersLost
+from disaggkd_cli.transport.discovery import Discovery
+from disaggkd_cli.transport.errors import IncompatiblePeer, RequestsExhausted, TeachersLost
 from disaggkd_cli.transport.identity import Identity, compare_identities
-from disaggkd_cli.transport.ledger import Entry, Ledger
+from disaggkd_cli.transport.ledger import Ledger, OutgoingRequest, State
 from disaggkd_cli.transport.neighbours import Neighbourhood
 from disaggkd_cli.transport.protocol import StopReason
-from disaggkd_cli.transport.rendezvous import (
-    HEARTBEAT_SECONDS,
-    announced_teachers,
-    begin_student,
-    end_student,
-    heartbeat_count,
-    roster_version,
-    store_endpoint,
-)
+from disaggkd_cli.transport.rendezvous import begin_student, end_student, heartbeat_count, store_endpoint
+from disaggkd_cli.transport.slots import Slot
 from disaggkd_cli.transport.student_link import StudentLink, TeacherRecord
 
-_DISCOVERY_SECONDS = 0.2
 _LONGEST_PAUSE_SECONDS = 5.0
 _FAREWELL_SECONDS = 5.0
 REFUSAL_GRACE_SECONDS = 10.0
 """How long a student without any fitting teacher waits on after it refused one, before it gives up with the reason."""
-MOST_REJECTIONS = 3
-"""A request whose replies were bad this often fails the run: the fault is then in the request, not in one teacher."""
+REJECTING_TEACHERS = 2
+"""A request that so many teachers answered badly fails the run: the fault is then in the request, not in a teacher."""
 
 
 class TeacherPool:
     """Links of one student rank to teachers, formed and kept in background threads.
+
+    One lock guards the ledger, the links and the records; public methods take it themselves, and nobody else may hold
+    it. Rings call `open_ring` to `release`, links (`student_link.LinkOwner`) `joined` to `rejected`, discovery
+    (`discovery.TeacherSeeker`) `meet` to `let_go`.
 
     Args:
         store: the rendezvous store; the pool opens connections of its own to it.
@@ -83,9 +81,9 @@ class TeacherPool:
         self.teacher_wait = teacher_wait
         self.bind = resolve_bind(bind, store_endpoint(store))
         self.leader = leader
-        self.changed = threading.Condition()
-        self.ledger = Ledger()
-        self.failure: BaseException | None = None
+        self._changed = threading.Condition()
+        self._ledger = Ledger()
+        self._failure: BaseException | None = None
         self.events: deque[str] = deque(maxlen=1000)
         self._store = store.clone()
         self.connections = StoreConnections(self._store)
@@ -97,11 +95,11 @@ class TeacherPool:
         self._link_numbers = itertools.count(1)
         self._alone_since = time.monotonic()
         self._refused_at: float | None = None
+        self._rejected_since: WeakKeyDictionary[OutgoingRequest, float] = WeakKeyDictionary()
         self._closing = False
-        self._closed = threading.Event()
         if leader:
             begin_student(self._store)
-        self._discovery = threading.Thread(target=self._discover, name="teacher discovery", daemon=True)
+        self._discovery = Discovery(self._store, self._neighbourhood, self)
         self._discovery.start()
 
     def wait_for_teacher(self) -> None:
@@ -112,15 +110,15 @@ class TeacherPool:
                 `REFUSAL_GRACE_SECONDS` after that.
             TeachersLost: none came within `teacher_wait` seconds.
         """
-        with self.changed:
+        with self._changed:
             while not self._links:
-                self.check()
-                self.changed.wait(0.2)
+                self._check()
+                self._changed.wait(0.2)
 
-    def check(self) -> None:
-        """Raise what keeps the student from going on, if anything does. The caller holds `changed`."""
-        if self.failure is not None:
-            raise self.failure
+    def _check(self) -> None:
+        """Raise what keeps the student from going on, if anything does. The caller holds the lock."""
+        if self._failure is not None:
+            raise self._failure
         if self._closing:
             raise RunError("the teacher pool is closed")
         if self._links:
@@ -141,7 +139,7 @@ class TeacherPool:
 
     def stats(self) -> dict[str, dict]:
         """Return by teacher role: requests, rows, received_bytes, idle_share (as it reports it), linked, backend."""
-        with self.changed:
+        with self._changed:
             wanted = ("requests", "rows", "received_bytes", "idle_share", "linked", "backend", "strikes", "blocked")
             return {
                 f"{record.identity.role} #{number}": {key: asdict(record)[key] for key in wanted}
@@ -154,13 +152,13 @@ class TeacherPool:
         Bounded: at most `_FAREWELL_SECONDS` for the goodbyes. The leader also waits that long for teachers without a
         link to read the end at the rendezvous, which may vanish with this process.
         """
-        with self.changed:
+        with self._changed:
             if self._closing:
                 return
             self._closing = True
-            self._closed.set()
             links = list(self._links.values())
-            self.changed.notify_all()
+            self._changed.notify_all()
+        self._discovery.stop()
         ending = self.leader and reason in (StopReason.FINISHED, StopReason.STOPPED)
         if ending:
             try:
@@ -174,123 +172,196 @@ class TeacherPool:
             link.thread.join(max(0.0, deadline - time.monotonic()))
         self._discovery.join(max(0.1, deadline - time.monotonic()))
         if ending:
-            self._await_departures(deadline)
-
-    def _await_departures(self, deadline: float) -> None:
-        """Wait until no announced teacher has a heartbeat any more."""
-        known = {number: record.identity for number, record in self._records.items()}
-        seen: dict[int, tuple[int, float]] = {}
-        try:
-            while time.monotonic() < deadline:
-                now = time.monotonic()
-                waiting = False
-                for number in announced_teachers(self._store, known):
-                    before, since = seen.get(number, (-1, now))
-                    alive = heartbeat_count(self._store, number)
-                    seen[number] = (alive, since if before == alive else now)
-                    waiting |= now - seen[number][1] < 2 * HEARTBEAT_SECONDS
-                if not waiting:
-                    return
-                time.sleep(0.05)
-        except RuntimeError as error:
-            self.log(f"the rendezvous went before the teachers: {str(error).splitlines()[0]}")
-
-    # What links and rings call
-
-    def next_link_number(self) -> int:
-        return next(self._link_numbers)
+            self._discovery.await_departures(deadline)
 
     def log(self, line: str) -> None:
-        """Record an event and pass it on."""
+        """Record an event and pass it on. The caller does not hold the lock."""
         self.events.append(line)
         if self._on_event is not None:
             self._on_event(line)
 
     def fail(self, error: BaseException) -> None:
-        """Make every waiting consumer raise `error`."""
-        with self.changed:
-            self.failure = self.failure or error
-            self.changed.notify_all()
+        """Make every waiting consumer raise `error`, unless another one came first."""
+        with self._changed:
+            self._fail(error)
 
-    def link_formed(self, link: StudentLink) -> None:
-        with self.changed:
+    def _fail(self, error: BaseException) -> None:
+        """See `fail`. The caller holds the lock."""
+        self._failure = self._failure or error
+        self._changed.notify_all()
+
+    # What rings call
+
+    def open_ring(self, slots: Sequence[Slot]) -> int:
+        """Return the number of a new consumer, whose replies go into `slots`."""
+        with self._changed:
+            return self._ledger.open_consumer(slots)
+
+    def close_ring(self, consumer: int) -> None:
+        """Drop what a consumer still waits for; twice does nothing."""
+        with self._changed:
+            self._ledger.close_consumer(consumer)
+            self._changed.notify_all()
+
+    def await_credit(self, consumer: int) -> bool:
+        """Wait until a request may be admitted; return False once the consumer is closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._ledger.is_open(consumer) or self._ledger.has_credit(consumer))
+            return self._ledger.is_open(consumer)
+
+    def admit(self, consumer: int, outgoing: OutgoingRequest, needs_slot: bool) -> bool:
+        """Take a request in, for which there is credit, and send it on; return False if the consumer is closed."""
+        with self._changed:
+            if not self._ledger.is_open(consumer):
+                return False
+            self._ledger.admit(consumer, outgoing, needs_slot)
+            self._dispatch()
+            self._changed.notify_all()
+            return True
+
+    def complete(self, consumer: int) -> None:
+        """Note that a consumer has no further request to admit."""
+        with self._changed:
+            self._ledger.complete(consumer)
+            self._changed.notify_all()
+
+    def ready(self, consumer: int) -> int:
+        """Return how many replies lie ready to be taken."""
+        with self._changed:
+            return self._ledger.count(consumer, State.READY) if self._ledger.is_open(consumer) else 0
+
+    def take(self, consumer: int) -> OutgoingRequest:
+        """Return the next request of a consumer in order, its reply in its slot, waiting for it if need be.
+
+        Raises:
+            RequestsExhausted: all requests that the consumer will ever have were taken.
+            TeachersLost, IncompatiblePeer: see `wait_for_teacher`.
+            RunError: the consumer is closed; or what `fail` was given.
+        """
+        with self._changed:
+            while True:
+                if not self._ledger.is_open(consumer):
+                    raise RunError("the ring is closed")
+                if (outgoing := self._ledger.take(consumer)) is not None:
+                    self._changed.notify_all()
+                    return outgoing
+                if self._ledger.is_finished(consumer):
+                    raise RequestsExhausted("the ring's requests have all been taken")
+                self._check()
+                self._changed.wait(0.2)
+
+    def release(self, outgoing: OutgoingRequest) -> None:
+        """Give the slot of a request that was taken back; twice does nothing."""
+        with self._changed:
+            self._ledger.release(outgoing)
+            self._changed.notify_all()
+
+    # What links call: see `student_link.LinkOwner`
+
+    def next_link_number(self) -> int:
+        """Return a number that no link of this pool has had."""
+        return next(self._link_numbers)
+
+    def joined(self, link: StudentLink) -> None:
+        """Let a link that has formed take requests."""
+        with self._changed:
             self._forming.discard(link)
             self._links[link.number] = link
             link.record.joined += 1
-            self.ledger.link_up(link.number)
-            self.dispatch()
-            self.changed.notify_all()
+            self._ledger.link_up(link.number, link.record.identity.role)
+            self._dispatch()
+            self._changed.notify_all()
         again = " again" if link.record.joined > 1 else ""
         way = f", its payloads over {link.record.backend}" if self.cuda else ""
         self.log(f"{link.record.identity.role} joined{again}{way}; {len(self._links)} linked")
         if self._closing:
             link.hang_up(StopReason.LINK_CLOSED)
 
-    def link_ended(self, link: StudentLink, cause: str) -> None:
-        with self.changed:
+    def lost(self, link: StudentLink, cause: str) -> None:
+        """Forget a link, all of whose transfers are over; its open requests go to others."""
+        with self._changed:
             self._forming.discard(link)
             was_up = self._links.pop(link.number, None) is not None
             link.record.linked = False
             link.record.lost_at, link.record.alive_at_loss = time.monotonic(), None
-            orphans = self.ledger.link_down(link.number)
+            orphans = self._ledger.link_down(link.number)
             if was_up and not self._links:
                 self._alone_since = time.monotonic()
             if link.record.refused:
                 self._refused_at = time.monotonic()
-            self.dispatch()
-            self.changed.notify_all()
+            self._dispatch()
+            self._changed.notify_all()
         if not self._closing:
             moved = f"; its {len(orphans)} open requests go to others" if orphans else ""
             verb = "lost" if was_up else "refused" if link.record.blocked else "did not link with"
             blocked = f"; {link.record.blocked}" if link.record.blocked and link.record.blocked != cause else ""
             self.log(f"{verb} {link.record.identity.role}: {cause}{blocked}{moved}; {len(self._links)} linked")
 
-    def dispatch(self) -> None:
-        """Hand waiting requests to links. The caller holds `changed`."""
-        while (entry := self.ledger.assign()) is not None:
-            self._links[entry.link].outbox.put(entry)
+    def arriving(self, link: StudentLink, ticket: int) -> OutgoingRequest:
+        """Return the request whose reply has been announced; its slot is being written from now on.
 
-    def arriving(self, link: StudentLink, ticket: int) -> Entry:
-        with self.changed:
-            return self.ledger.arriving(link.number, ticket)
+        Raises:
+            StaleReply: the ticket is not open on this link.
+        """
+        with self._changed:
+            return self._ledger.arriving(link.number, ticket)
 
     def delivered(self, link: StudentLink, ticket: int, seconds_per_work: float) -> None:
-        with self.changed:
-            self.ledger.measured(link.number, seconds_per_work)
-            self.ledger.delivered(link.number, ticket)
-            self.changed.notify_all()
+        """Note that a reply lies verified in its slot, and how fast it came."""
+        with self._changed:
+            self._ledger.measured(link.number, seconds_per_work)
+            self._ledger.delivered(link.number, ticket)
+            self._changed.notify_all()
 
-    def rejected(self, link: StudentLink, entry: Entry, error: Exception) -> None:
-        with self.changed:
-            self.ledger.rejected(link.number, entry.ticket)
-            if entry.rejections >= MOST_REJECTIONS:
-                self.fail(RunError(f"request {entry.request_id} failed {entry.rejections} times, the last: {error}"))
-            self.dispatch()
-            self.changed.notify_all()
+    def rejected(self, link: StudentLink, outgoing: OutgoingRequest, error: Exception) -> None:
+        """Note that a reply was bad; the request goes out again, to another teacher if there is one.
+
+        What several teachers answer badly fails the run, and so does what the only one does again and again while no
+        other comes for `teacher_wait` seconds.
+        """
+        with self._changed:
+            self._ledger.rejected(link.number, outgoing.ticket)
+            now = time.monotonic()
+            since = self._rejected_since.setdefault(outgoing, now)
+            teachers = len(outgoing.rejected_by)
+            if teachers >= REJECTING_TEACHERS or now - since > self.teacher_wait:
+                who = f"by {' and '.join(sorted(outgoing.rejected_by))}"
+                self._fail(
+                    RunError(
+                        f"request {outgoing.request_id} was answered badly {outgoing.rejections} times, {who}; "
+                        f"the last: {error}"
+                    )
+                )
+            self._dispatch()
+            self._changed.notify_all()
         self.log(f"bad reply, asked for again: {error}")
 
-    # Discovery
+    def _dispatch(self) -> None:
+        """Hand waiting requests to links. The caller holds the lock."""
+        while (outgoing := self._ledger.assign()) is not None:
+            self._links[outgoing.link].outbox.put(outgoing)
 
-    def _discover(self) -> None:
-        known: dict[int, Identity] = {}
-        roster: dict[int, Identity] = {}
-        version = -1
-        while not self._closing:
-            try:
-                if (now_at := roster_version(self._store)) != version:
-                    version, roster = now_at, announced_teachers(self._store, known)
-                    for number, identity in roster.items():
-                        if number not in self._records:
-                            self._admit(TeacherRecord(number, identity))
-                wanted = self._neighbourhood.of(roster, lambda number: heartbeat_count(self._store, number))
-                self._seek(sorted(wanted if self._links else roster))
-                self._let_go(wanted)
-            except (RuntimeError, RunError) as error:
-                self.log(f"the rendezvous no longer answers, no further teacher can join: {str(error).splitlines()[0]}")
-                return
-            self._closed.wait(_DISCOVERY_SECONDS)
+    # What discovery calls: see `discovery.TeacherSeeker`
 
-    def _seek(self, numbers: list[int]) -> None:
+    def meet(self, number: int, identity: Identity) -> None:
+        """Note a teacher; one that does not belong to this student is refused."""
+        record = TeacherRecord(number, identity)
+        try:
+            compare_identities(self.identity, identity)
+            agree_on_backend(self.identity, identity)
+        except IncompatiblePeer as error:
+            record.refused, record.blocked = True, str(error)
+            self.log(f"refused {identity.role}: {error}")
+        with self._changed:
+            self._records[number] = record
+            if record.refused:
+                self._refused_at = time.monotonic()
+
+    def is_linked(self) -> bool:
+        """Return whether there is any link."""
+        return bool(self._links)
+
+    def seek(self, numbers: list[int]) -> None:
         """Form links to those of these teachers that have none and have a heartbeat."""
         for number in numbers:
             record = self._records[number]
@@ -311,25 +382,14 @@ class TeacherPool:
             self._forming.add(link)
             link.start()
 
-    def _let_go(self, wanted: set[int]) -> None:
+    def let_go(self, wanted: set[int]) -> None:
         """End links to teachers of other neighbourhoods once they are too many: others serve those teachers."""
-        with self.changed:
+        with self._changed:
             links = list(self._links.values())
         others = [link for link in links if link.record.number not in wanted]
         if len(links) > self._neighbourhood.most and len(others) < len(links):
             for link in others:
                 link.hang_up(StopReason.LINK_CLOSED)
-
-    def _admit(self, record: TeacherRecord) -> None:
-        try:
-            compare_identities(self.identity, record.identity)
-            agree_on_backend(self.identity, record.identity)
-        except IncompatiblePeer as error:
-            record.refused, record.blocked = True, str(error)
-            self._refused_at = time.monotonic()
-            self.log(f"refused {record.identity.role}: {error}")
-        with self.changed:
-            self._records[record.number] = record
 
     def _roll(self) -> str:
         if not self._records:

@@ -16,12 +16,11 @@ from torch import Tensor
 
 from disaggkd_cli.errors import RunError
 from disaggkd_cli.transport.errors import RequestsExhausted
-from disaggkd_cli.transport.ledger import Entry, State
+from disaggkd_cli.transport.ledger import OutgoingRequest
 from disaggkd_cli.transport.pool import TeacherPool
-from disaggkd_cli.transport.protocol import Request, request_body, request_header
+from disaggkd_cli.transport.protocol import Header, Kind, Request, request_body, request_header
 from disaggkd_cli.transport.slots import make_slots
-from disaggkd_cli.transport.student_link import OutgoingRequest
-from disaggkd_cli.transport.wire import WIRE_DTYPES, decode_payload, payload_bytes
+from disaggkd_cli.wire import format_of
 
 
 class Lease:
@@ -31,25 +30,24 @@ class Lease:
 
     Attributes:
         request: the request as the iterator gave it.
-        hidden: [R, H_t] in the wire dtype where the student computes, a view of the slot (float8: a fresh bfloat16
-            tensor).
+        hidden: [R, H_t] where the student computes, as the wire format decodes it: a view of the slot where it can.
         stall_seconds: how long `take()` waited for it.
     """
 
-    def __init__(self, ring: HiddenStateRing, entry: Entry, request: Request, hidden: Tensor, stall_seconds: float):
-        self.request = request
-        self.request_id = request.request_id
+    def __init__(self, ring: HiddenStateRing, outgoing: OutgoingRequest, hidden: Tensor, stall_seconds: float):
+        self.request = outgoing.request
+        self.request_id = outgoing.request_id
         self.hidden = hidden
         self.stall_seconds = stall_seconds
         self._ring = ring
-        self._entry = entry
+        self._outgoing = outgoing
         self._released = False
 
     def release(self) -> None:
         """Give the slot back; that is the credit for the next request. Twice does nothing."""
         if not self._released:
             self._released = True
-            self._ring._release(self._entry)
+            self._ring._release(self._outgoing)
 
     def __enter__(self) -> Lease:
         return self
@@ -66,7 +64,7 @@ class HiddenStateRing:
         depth: number of slots (`transport.ring_depth`). Depth 1 works without overlap.
         slot_rows: most rows that a request may have.
         width: hidden size of the teacher, H_t.
-        dtype: wire dtype, a name of `WIRE_DTYPES`.
+        dtype: name of a wire format (`disaggkd_cli.wire`).
         pool: where teachers are, and on which device the slots lie; several rings may share one.
     """
 
@@ -85,15 +83,13 @@ class HiddenStateRing:
         self.dtype = dtype
         self._pool = pool
         self._requests = requests
-        self._slots = make_slots(depth, payload_bytes(slot_rows, width, dtype), pool.cuda)
-        self._exhausted = False
-        self._closed = False
+        self._format = format_of(dtype)
+        self._slots = make_slots(depth, self._format.payload_bytes(slot_rows, width), pool.cuda)
         self._fill_sum = 0.0
         self._takes = 0
         self._stall_seconds = 0.0
         self._received_bytes = 0
-        with pool.changed:
-            self._consumer = pool.ledger.open_consumer(depth)
+        self._consumer = pool.open_ring(self._slots)
         self._feeder = threading.Thread(target=self._feed, name="ring feeder", daemon=True)
         self._feeder.start()
 
@@ -106,31 +102,21 @@ class HiddenStateRing:
             RunError, or whatever the iterator raised.
         """
         begun = time.monotonic()
-        pool = self._pool
-        with pool.changed:
-            if self._closed:
-                raise RunError("the ring is closed")
-            self._fill_sum += pool.ledger.count(self._consumer, State.READY) / self.depth
-            self._takes += 1
-            while (entry := pool.ledger.take(self._consumer)) is None:
-                if self._exhausted and not pool.ledger.count(self._consumer, *State):
-                    self._takes -= 1
-                    raise RequestsExhausted("the ring's requests have all been taken")
-                pool.check()
-                pool.changed.wait(0.2)
-            pool.changed.notify_all()
+        ready = self._pool.ready(self._consumer)
+        outgoing = self._pool.take(self._consumer)
+        self._takes += 1
+        self._fill_sum += ready / self.depth
         stall = time.monotonic() - begun
         self._stall_seconds += stall
-        outgoing: OutgoingRequest = entry.content
-        self._received_bytes += outgoing.payload_bytes
-        rows = outgoing.request.num_rows
         if outgoing.slot is not None:
+            size = outgoing.ready.body_bytes
+            self._received_bytes += size
             outgoing.slot.open_for_reading()
-            hidden = decode_payload(outgoing.slot.buffer[: outgoing.payload_bytes], rows, self.width, self.dtype)
+            hidden = self._format.decode(outgoing.slot.buffer[:size], outgoing.ready.rows, self.width)
         else:
-            dtype = torch.bfloat16 if self.dtype == "float8" else WIRE_DTYPES[self.dtype]
-            hidden = torch.empty(0, self.width, dtype=dtype, device=self._slots[0].buffer.device)
-        return Lease(self, entry, outgoing.request, hidden, stall)
+            device = self._slots[0].buffer.device
+            hidden = torch.empty(0, self.width, dtype=self._format.compute_dtype(), device=device)
+        return Lease(self, outgoing, hidden, stall)
 
     def __iter__(self) -> Iterator[Lease]:
         while True:
@@ -157,50 +143,39 @@ class HiddenStateRing:
 
     def close(self) -> None:
         """Stop pulling requests and drop what is on the way. The pool stays open."""
-        with self._pool.changed:
-            if self._closed:
-                return
-            self._closed = True
-            self._pool.ledger.close_consumer(self._consumer)
-            self._pool.changed.notify_all()
+        self._pool.close_ring(self._consumer)
         self._feeder.join(timeout=5.0)
 
-    def _release(self, entry: Entry) -> None:
-        if entry.content.slot is not None:
-            entry.content.slot.give_back()
-        with self._pool.changed:
-            self._pool.ledger.release(entry)
-            self._pool.changed.notify_all()
+    def _release(self, outgoing: OutgoingRequest) -> None:
+        if outgoing.slot is not None:
+            outgoing.slot.give_back()
+        self._pool.release(outgoing)
 
     def _feed(self) -> None:
-        pool = self._pool
         try:
-            while True:
-                with pool.changed:
-                    pool.changed.wait_for(lambda: self._closed or pool.ledger.has_credit(self._consumer))
-                    if self._closed:
-                        return
+            while self._pool.await_credit(self._consumer):
                 try:
                     request = next(self._requests)
                 except StopIteration:
-                    break
-                if request.num_rows > self.slot_rows:
-                    name, rows = request.request_id, request.num_rows
-                    raise RunError(f"request {name} has {rows} rows, a slot holds {self.slot_rows}")
-                body = request_body(request)
-                header = request_header(request, body, ticket=0)
-                with pool.changed:
-                    if self._closed:
-                        return
-                    needs_slot = request.num_rows > 0
-                    entry = pool.ledger.admit(self._consumer, request.request_id, request.num_tokens, needs_slot)
-                    slot = self._slots[entry.slot] if needs_slot else None
-                    entry.content = OutgoingRequest(request, header, body, slot, self.width, self.dtype)
-                    pool.dispatch()
-                    pool.changed.notify_all()
+                    self._pool.complete(self._consumer)
+                    return
+                self._pool.admit(self._consumer, self._encode(request), needs_slot=request.num_rows > 0)
         except Exception as error:  # whatever the iterator raised is raised again where the trainer takes
-            pool.fail(error)
-            return
-        with pool.changed:
-            self._exhausted = True
-            pool.changed.notify_all()
+            self._pool.fail(error)
+
+    def _encode(self, request: Request) -> OutgoingRequest:
+        rows = request.num_rows
+        if rows > self.slot_rows:
+            raise RunError(f"request {request.request_id} has {rows} rows, a slot holds {self.slot_rows}")
+        body = request_body(request)
+        header = request_header(request, body, ticket=0)
+        ready = Header(
+            Kind.READY,
+            dtype=self._format.code,
+            request_id=request.request_id,
+            rows=rows,
+            width=self.width,
+            token_hash=header.token_hash,
+            body_bytes=self._format.payload_bytes(rows, self.width),
+        )
+        return OutgoingRequest(request, request.num_tokens, header, body, ready)

@@ -11,12 +11,15 @@ import queue
 import threading
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch.distributed as dist
 from torch import Tensor
 
 from disaggkd_cli.transport.backends import agree_on_backend, open_payloads
+from disaggkd_cli.transport.checksum import payload_checksum
+from disaggkd_cli.transport.connections import StoreConnections
+from disaggkd_cli.transport.cuda import Cuda
 from disaggkd_cli.transport.errors import (
     ChannelWedged,
     CorruptPayload,
@@ -26,39 +29,18 @@ from disaggkd_cli.transport.errors import (
     ProtocolError,
 )
 from disaggkd_cli.transport.identity import Identity, compare_identities
-from disaggkd_cli.transport.ledger import Entry
+from disaggkd_cli.transport.ledger import OutgoingRequest
 from disaggkd_cli.transport.link import STUDENT, Link, form_link
 from disaggkd_cli.transport.pair import Transfer, forming_seconds
 from disaggkd_cli.transport.payloads import PayloadChannel
-from disaggkd_cli.transport.protocol import PING_SECONDS, Header, Kind, Request, StopReason, stop_reason
+from disaggkd_cli.transport.protocol import PING_SECONDS, Header, Kind, StopReason, stop_reason
 from disaggkd_cli.transport.rendezvous import await_acceptance, invite_teacher, link_key
-from disaggkd_cli.transport.slots import Slot
-from disaggkd_cli.transport.wire import payload_bytes, payload_checksum, payload_is_finite, wire_code
-
-if TYPE_CHECKING:
-    from disaggkd_cli.transport.pool import TeacherPool
+from disaggkd_cli.wire import format_of_code
 
 STRIKES = 2
 """How many bad replies (corrupt, non-finite, failed forward) end a teacher's service to this student."""
 FORGIVEN_AFTER = 1000
 """Good replies in a row that wipe out a teacher's strikes: a stray bit in a week is no reason to lose it."""
-
-
-@dataclass
-class OutgoingRequest:
-    """A request as the links need it: encoded once, with the slot its reply goes into."""
-
-    request: Request
-    header: Header
-    body: Tensor
-    slot: Slot | None
-    width: int
-    dtype: str
-
-    @property
-    def payload_bytes(self) -> int:
-        """How much of the slot the reply fills, exactly."""
-        return payload_bytes(self.request.num_rows, self.width, self.dtype)
 
 
 @dataclass
@@ -89,23 +71,72 @@ class TeacherRecord:
     looked_at: float = 0.0
 
 
-class StudentLink:
-    """The link to one teacher, from the invitation until it is lost. `start()` returns at once."""
+class LinkOwner(Protocol):
+    """The student rank that a link belongs to, as the link needs it. The link's threads call; none holds a lock then.
 
-    def __init__(self, pool: TeacherPool, record: TeacherRecord, store: dist.Store):
-        self.pool = pool
+    Attributes:
+        identity: what the student says in the handshake.
+        timeout: seconds for any one transfer, and for one forward of the teacher.
+        bind: where pairs listen.
+        cuda: where slots lie; None for the CPU.
+        connections: whence the link's connection to the store was borrowed.
+    """
+
+    identity: Identity
+    timeout: float
+    bind: str
+    cuda: Cuda | None
+    connections: StoreConnections
+
+    def next_link_number(self) -> int:
+        """Return a number that no other link has."""
+
+    def joined(self, link: StudentLink) -> None:
+        """The handshake is done; requests may go out from now on."""
+
+    def lost(self, link: StudentLink, cause: str) -> None:
+        """The link is over, and every transfer on it."""
+
+    def arriving(self, link: StudentLink, ticket: int) -> OutgoingRequest:
+        """Return the request to whose `ticket` a reply is announced. Raises `StaleReply`."""
+
+    def delivered(self, link: StudentLink, ticket: int, seconds_per_work: float) -> None:
+        """The reply to `ticket` lies verified in its slot."""
+
+    def rejected(self, link: StudentLink, outgoing: OutgoingRequest, error: Exception) -> None:
+        """The reply was bad."""
+
+    def fail(self, error: BaseException) -> None:
+        """End the run with `error`."""
+
+
+class StudentLink:
+    """The link to one teacher, from the invitation until it is lost.
+
+    Args:
+        owner: the student rank.
+        record: of the teacher; outlives the link, whose threads alone write its figures while the link is up.
+        store: borrowed from the owner's connections until the link has formed.
+
+    Attributes:
+        outbox: requests to be sent; a `StopReason` is the sending thread's last word, None ends it without one.
+    """
+
+    def __init__(self, owner: LinkOwner, record: TeacherRecord, store: dist.Store):
+        self._owner = owner
         self.record = record
-        self.outbox: queue.SimpleQueue[Entry | StopReason | None] = queue.SimpleQueue()
-        self.number = pool.next_link_number()
+        self.outbox: queue.SimpleQueue[OutgoingRequest | StopReason | None] = queue.SimpleQueue()
+        self.number = owner.next_link_number()
         self.thread = threading.Thread(target=self._live, name=f"link to {record.identity.role}", daemon=True)
         self._store: dist.Store | None = store
-        self._name = f"link {pool.identity.role} - {record.identity.role}"
+        self._name = f"link {owner.identity.role} - {record.identity.role}"
         self._last_reply = 0.0
         self._sent_at: dict[int, float] = {}
-        self._arriving: queue.SimpleQueue[tuple[Header, Entry, Transfer] | None] = queue.SimpleQueue()
+        self._arriving: queue.SimpleQueue[tuple[Header, OutgoingRequest, Transfer] | None] = queue.SimpleQueue()
         self._payload_lost = ""
 
     def start(self) -> None:
+        """Form the link, and live it, in threads of its own."""
         self.thread.start()
 
     def hang_up(self, reason: StopReason) -> None:
@@ -122,7 +153,7 @@ class StudentLink:
             arrivals = threading.Thread(
                 target=self._arrival_loop, args=(link,), name=f"arrivals: {self._name}", daemon=True
             )
-            self.pool.link_formed(self)
+            self._owner.joined(self)
             arrivals.start()
             sender.start()
             cause = self._receive_loop(link)
@@ -136,27 +167,27 @@ class StudentLink:
         except ChannelWedged as error:
             # The link keeps its open requests: a slot that may still be written is given to nobody.
             wedged = True
-            self.pool.fail(error)
+            self._owner.fail(error)
         except Exception as error:  # a fault of ours must not leave the trainer waiting: say it there
             cause = f"{self._name}: {type(error).__name__}: {error}"
-            self.pool.fail(error)
+            self._owner.fail(error)
         finally:
             if self._store is not None:
-                self.pool.connections.lose()
+                self._owner.connections.lose()
             if arrivals is not None:
                 self.outbox.put(None)
                 link.close()
                 self._arriving.put(None)
                 arrivals.join()
             if not wedged:
-                self.pool.link_ended(self, cause)
+                self._owner.lost(self, cause)
 
     def _form(self) -> Link:
-        identity = self.pool.identity
+        identity = self._owner.identity
         if self.record.nccl_failed and identity.backend == "auto":
             identity = replace(identity, backend="gloo")
         generation = invite_teacher(self._store, self.record.number, identity)
-        await_acceptance(self._store, self.record.number, generation, forming_seconds(self.pool.timeout))
+        await_acceptance(self._store, self.record.number, generation, forming_seconds(self._owner.timeout))
         key = link_key(self.record.number, generation)
         link = form_link(
             self._store,
@@ -164,10 +195,10 @@ class StudentLink:
             STUDENT,
             name=self._name,
             generation=generation,
-            run_id=self.pool.identity.run_id,
-            timeout=self.pool.timeout,
-            forming_timeout=forming_seconds(self.pool.timeout),
-            bind=self.pool.bind,
+            run_id=self._owner.identity.run_id,
+            timeout=self._owner.timeout,
+            forming_timeout=forming_seconds(self._owner.timeout),
+            bind=self._owner.bind,
         )
         link.send_text(Kind.HELLO, identity.encode())
         answer = link.receive_header()
@@ -181,14 +212,14 @@ class StudentLink:
         nccl = agree_on_backend(identity, teacher) == "nccl"
         try:
             link.payloads = open_payloads(
-                link, identity, teacher, STUDENT, key, self._store, self.pool.cuda,
-                forming_timeout=forming_seconds(self.pool.timeout), bind=self.pool.bind,
+                link, identity, teacher, STUDENT, key, self._store, self._owner.cuda,
+                forming_timeout=forming_seconds(self._owner.timeout), bind=self._owner.bind,
             )  # fmt: skip
         except LinkLost:
             self.record.nccl_failed = nccl
             link.close()
             raise
-        self.pool.connections.give_back(self._store)
+        self._owner.connections.give_back(self._store)
         self._store = None
         self.record.backend = link.payloads.backend
         return link
@@ -197,7 +228,7 @@ class StudentLink:
         try:
             while True:
                 try:
-                    item = self.outbox.get(timeout=min(self.pool.timeout / 4, PING_SECONDS))
+                    item = self.outbox.get(timeout=min(self._owner.timeout / 4, PING_SECONDS))
                 except queue.Empty:
                     link.send_header(Header(Kind.PING))
                     continue
@@ -206,12 +237,11 @@ class StudentLink:
                 if isinstance(item, StopReason):
                     link.send_header(Header(Kind.STOP, flags=item))
                     return
-                outgoing: OutgoingRequest = item.content
-                while not outgoing.slot.is_free(PING_SECONDS):
+                while not item.slot.is_free(PING_SECONDS):
                     link.send_header(Header(Kind.PING))
                 self._sent_at[item.ticket] = time.monotonic()
-                link.send_header(outgoing_header(outgoing, item.ticket))
-                link.send_request_body(outgoing.body)
+                link.send_header(replace(item.header, ticket=item.ticket))
+                link.send_request_body(item.body)
         except LinkLost:
             # The receiving thread sees the same broken pair and ends the link.
             link.close()
@@ -227,25 +257,24 @@ class StudentLink:
                 self._receive_reply(link, header)
             elif header.kind is Kind.ERROR:
                 text = link.receive_text(header).decode(errors="replace")
-                entry = self.pool.arriving(self, header.ticket)
-                self._strike(entry, ForwardFailed(f"{self.record.identity.role}: {text}"))
+                outgoing = self._owner.arriving(self, header.ticket)
+                self._strike(outgoing, ForwardFailed(f"{self.record.identity.role}: {text}"))
             elif header.kind is Kind.STOP:
                 return f"{self._name}: ended ({stop_reason(header).name.lower().replace('_', ' ')})"
             else:
                 raise ProtocolError(f"{header.kind.name} from a teacher")
 
     def _receive_reply(self, link: Link, header: Header) -> None:
-        entry = self.pool.arriving(self, header.ticket)
-        outgoing: OutgoingRequest = entry.content
-        check_ready(header, outgoing)
-        self._arriving.put((header, entry, link.payloads.start_receive(outgoing.slot, outgoing.payload_bytes)))
+        outgoing = self._owner.arriving(self, header.ticket)
+        check_ready(header, outgoing.ready)
+        self._arriving.put((header, outgoing, link.payloads.start_receive(outgoing.slot, outgoing.ready.body_bytes)))
 
     def _arrival_loop(self, link: Link) -> None:
         # A thread of its own, so that the next READY is looked at and its receive started while this payload travels,
         # and the next payload travels while this one is read through.
         try:
             while (item := self._arriving.get()) is not None:
-                header, entry, transfer = item
+                header, outgoing, transfer = item
                 try:
                     transfer.wait()
                 except LinkLost as error:
@@ -253,40 +282,41 @@ class StudentLink:
                     self._payload_lost = self._payload_lost or str(error)
                     link.close()
                 else:
-                    self._verify(link.payloads, header, entry)
+                    self._verify(link.payloads, header, outgoing)
         except Exception as error:  # a fault of ours must not leave the trainer waiting: say it there
-            self.pool.fail(error)
+            self._owner.fail(error)
 
-    def _verify(self, payloads: PayloadChannel, header: Header, entry: Entry) -> None:
-        outgoing: OutgoingRequest = entry.content
+    def _verify(self, payloads: PayloadChannel, header: Header, outgoing: OutgoingRequest) -> None:
         now = time.monotonic()
-        self.record.received_bytes += outgoing.payload_bytes
+        self.record.received_bytes += outgoing.ready.body_bytes
         seconds = now - max(self._last_reply, self._sent_at.pop(header.ticket, now))
         self._last_reply = now
         with payloads.inspecting():
-            problem = payload_problem(header, payloads.received(outgoing.slot, outgoing.payload_bytes), outgoing)
+            problem = payload_problem(header, payloads.received(outgoing.slot, outgoing.ready.body_bytes))
         if problem:
-            self._strike(entry, CorruptPayload(f"{self.record.identity.role}: request {entry.request_id}: {problem}"))
+            self._strike(
+                outgoing, CorruptPayload(f"{self.record.identity.role}: request {outgoing.request_id}: {problem}")
+            )
             return
-        payloads.commit(outgoing.slot, outgoing.payload_bytes)
+        payloads.commit(outgoing.slot, outgoing.ready.body_bytes)
         self.record.good_in_a_row += 1
         if self.record.good_in_a_row >= FORGIVEN_AFTER:
             self.record.strikes = 0
         self.record.requests += 1
         self.record.rows += header.rows
-        self.pool.delivered(self, header.ticket, seconds / entry.work)
+        self._owner.delivered(self, header.ticket, seconds / outgoing.work)
 
-    def _strike(self, entry: Entry, error: Exception) -> None:
+    def _strike(self, outgoing: OutgoingRequest, error: Exception) -> None:
         self.record.strikes += 1
         self.record.good_in_a_row = 0
-        self._sent_at.pop(entry.ticket, None)
-        self.pool.rejected(self, entry, error)
+        self._sent_at.pop(outgoing.ticket, None)
+        self._owner.rejected(self, outgoing, error)
         if self.record.strikes >= STRIKES:
             self.record.blocked = f"quarantined after {self.record.strikes} bad replies, the last: {error}"
             self.hang_up(StopReason.QUARANTINED)
 
     def _check_progress(self, ping: Header) -> None:
-        limit = self.pool.timeout
+        limit = self._owner.timeout
         if ping.busy_ms > limit * 1000:
             raise LinkLost(f"{self._name}: one forward has been running for {ping.busy_ms / 1000:.0f} s "
                            f"(transport.timeout={limit:g})")  # fmt: skip
@@ -296,37 +326,25 @@ class StudentLink:
             raise LinkLost(f"{self._name}: the teacher says it is idle, but owes a reply for more than {limit:g} s")
 
 
-def outgoing_header(outgoing: OutgoingRequest, ticket: int) -> Header:
-    """Return the REQUEST header of an outgoing request under a fresh ticket."""
-    return replace(outgoing.header, ticket=ticket)
-
-
-def check_ready(header: Header, outgoing: OutgoingRequest) -> None:
-    """Return quietly when READY announces exactly what the outgoing request's slot expects.
+def check_ready(header: Header, expected: Header) -> None:
+    """Return quietly when READY announces exactly what the request's slot expects.
 
     Raises:
         ProtocolError: names the field with both values. The payload is then never received.
     """
-    expected = {
-        "request_id": outgoing.request.request_id,
-        "rows": outgoing.request.num_rows,
-        "width": outgoing.width,
-        "dtype": wire_code(outgoing.dtype),
-        "token_hash": outgoing.header.token_hash,
-        "body_bytes": outgoing.payload_bytes,
-    }
-    for name, value in expected.items():
-        if getattr(header, name) != value:
+    for name in ("request_id", "rows", "width", "dtype", "token_hash", "body_bytes"):
+        here, there = getattr(expected, name), getattr(header, name)
+        if here != there:
             raise ProtocolError(
-                f"the reply to request {outgoing.request.request_id} announces {name.replace('_', ' ')} "
-                f"{getattr(header, name)}, the student expects {value}"
+                f"the reply to request {expected.request_id} announces {name.replace('_', ' ')} {there}, "
+                f"the student expects {here}"
             )
 
 
-def payload_problem(header: Header, payload: Tensor, outgoing: OutgoingRequest) -> str:
-    """Return what is wrong with a received payload, or an empty text."""
+def payload_problem(header: Header, payload: Tensor) -> str:
+    """Return what is wrong with the payload of a READY that was checked, or an empty text."""
     if header.checksum and payload_checksum(payload) != header.checksum:
         return "the payload's checksum is wrong"
-    if not payload_is_finite(payload, header.rows, header.width, outgoing.dtype):
+    if not format_of_code(header.dtype).is_finite(payload, header.rows, header.width):
         return "the hidden states are not finite"
     return ""

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from disaggkd_cli.transport.answers import Reply
 from disaggkd_cli.transport.backends import agree_on_backend, open_payloads
+from disaggkd_cli.transport.checksum import payload_checksum
 from disaggkd_cli.transport.connections import StoreConnections
 from disaggkd_cli.transport.cuda import Cuda
 from disaggkd_cli.transport.errors import ChannelWedged, IncompatiblePeer, LinkLost, ProtocolError
@@ -31,7 +32,6 @@ from disaggkd_cli.transport.protocol import (
 from disaggkd_cli.transport.rendezvous import accept_invitation, link_key
 from disaggkd_cli.transport.request_queue import PendingRequest
 from disaggkd_cli.transport.send_buffers import SendBuffers
-from disaggkd_cli.transport.wire import payload_checksum
 
 
 class LinkOwner(Protocol):

@@ -76,7 +76,7 @@ def teacher_rank(work: Workload) -> RankMemory:
     buffers = term(
         "send buffers",
         "min(2 * links, most) * R * H_t * w",
-        "two replies of each link on the way or being filled, and at most so many of all links (send_buffers.py)",
+        "two replies of each link on the way or being filled, and at most so many of all links (request_queue.py)",
         links=work.links[1],
         most=constant("most_replies"),
         R=work.rows,

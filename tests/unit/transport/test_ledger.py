@@ -1,12 +1,20 @@
 """The ledger under every schedule that hypothesis finds: nothing lost, nothing twice, never more than depth."""
 
+from types import SimpleNamespace
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from disaggkd_cli.transport.errors import StaleReply
-from disaggkd_cli.transport.ledger import Ledger, State
+from disaggkd_cli.transport.ledger import Ledger, OutgoingRequest, State
+
+
+def outgoing(number, work=10):
+    request = SimpleNamespace(request_id=number)
+    return OutgoingRequest(request, work, header=None, body=None, ready=None)
+
 
 OPEN = (State.REQUESTED, State.RECEIVING)
 
@@ -25,7 +33,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def start_student(self):
         """A fresh student process that resumes from its checkpoint: all links are new, the ledger is empty."""
         self.ledger = Ledger()
-        self.consumer = self.ledger.open_consumer(self.depth)
+        self.consumer = self.ledger.open_consumer(range(self.depth))
         self.next_request = self.saved_cursor
         self.entries = {}
         self.on_link = {}
@@ -39,7 +47,8 @@ class LedgerMachine(RuleBasedStateMachine):
     def admit(self, rows):
         if not self.ledger.has_credit(self.consumer):
             return
-        entry = self.ledger.admit(self.consumer, self.next_request, 10 + rows, needs_slot=rows > 0)
+        entry = outgoing(self.next_request, 10 + rows)
+        self.ledger.admit(self.consumer, entry, needs_slot=rows > 0)
         self.next_request += 1
         if entry.slot is not None:
             assert entry.slot not in self.slot_owner, "a slot was handed out twice"
@@ -103,7 +112,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def join(self, link):
         if link not in self.links:
             self.links.add(link)
-            self.ledger.link_up(link)
+            self.ledger.link_up(link, f"teacher {link % 2}")
 
     @precondition(lambda self: self.links)
     @rule(data=st.data())
@@ -157,7 +166,7 @@ class LedgerMachine(RuleBasedStateMachine):
             return
         for link in sorted(self.links):
             self.ledger.link_down(link)
-        self.ledger.link_up(99)
+        self.ledger.link_up(99, "teacher 99")
         for entry in self.in_use:
             self.ledger.release(entry)
         while (entry := self.ledger.assign()) is not None:
@@ -176,9 +185,9 @@ TestLedger = LedgerMachine.TestCase
 
 def ledger_with(depth, links):
     ledger = Ledger()
-    consumer = ledger.open_consumer(depth)
+    consumer = ledger.open_consumer(range(depth))
     for link in links:
-        ledger.link_up(link)
+        ledger.link_up(link, f"teacher {link}")
     return ledger, consumer
 
 
@@ -192,7 +201,7 @@ def assign_all(ledger):
 def test_requests_go_to_the_link_with_the_least_work_outstanding():
     ledger, consumer = ledger_with(6, [0, 1])
     for number, work in enumerate([100, 10, 10, 10, 100]):
-        ledger.admit(consumer, number, work)
+        ledger.admit(consumer, outgoing(number, work))
     assert [entry.link for entry in assign_all(ledger)] == [0, 1, 1, 1, 1]
 
 
@@ -201,37 +210,91 @@ def test_a_link_measured_as_slow_gets_fewer_requests():
     ledger.measured(0, 3.0)
     ledger.measured(1, 1.0)
     for number in range(8):
-        ledger.admit(consumer, number, 10)
+        ledger.admit(consumer, outgoing(number))
     assert sum(entry.link == 0 for entry in assign_all(ledger)) == 2
 
 
 def test_a_bad_reply_is_asked_for_again_elsewhere_when_there_is_an_elsewhere():
     ledger, consumer = ledger_with(1, [0, 1])
-    entry = ledger.admit(consumer, 0, 10)
+    entry = outgoing(0)
+    ledger.admit(consumer, entry)
     for expected in (0, 1, 0):
         assert ledger.assign().link == expected
         ledger.arriving(entry.link, entry.ticket)
         ledger.rejected(entry.link, entry.ticket)
+    assert entry.rejections == 3 and entry.rejected_by == {"teacher 0", "teacher 1"}
+    ledger.link_up(2, "teacher 0")  # the same teacher, started again
+    ledger.link_up(3, "teacher 3")
+    assert ledger.assign().link == 3
+
+
+def test_a_measured_speed_is_smoothed_over_about_five_replies():
+    """One slow reply moves a link's share by a fifth, and not at all where the next ones are as fast as ever."""
+    ledger, consumer = ledger_with(4, [0, 1])
+    for _ in range(20):
+        ledger.measured(0, 1.0)
+        ledger.measured(1, 1.0)
+    ledger.measured(0, 6.0)  # now 2.0: link 1 may take two of the same size before link 0 takes one
+    for number in range(4):
+        ledger.admit(consumer, outgoing(number))
+    assert [entry.link for entry in assign_all(ledger)] == [1, 0, 1, 1]
+    assert ledger.speed(0) == pytest.approx(0.8 * 1.0 + 0.2 * 6.0)
+    for _ in range(5):
+        ledger.measured(0, 1.0)
+    assert ledger.speed(0) == pytest.approx(1.0 + 0.8**5)
+
+
+def test_requests_of_a_lost_link_go_out_again_before_younger_ones_and_in_their_order():
+    ledger, consumer = ledger_with(6, [0, 1])
+    for number in range(4):
+        ledger.admit(consumer, outgoing(number))
+    sent = assign_all(ledger)
+    assert [entry.link for entry in sent] == [0, 1, 0, 1]
     ledger.link_down(1)
-    ledger.assign()
-    assert entry.link == 0 and entry.rejections == 3
+    ledger.link_down(0)
+    for number in (4, 5):
+        ledger.admit(consumer, outgoing(number))
+    ledger.link_up(2, "teacher 2")
+    assert [entry.request_id for entry in assign_all(ledger)] == [0, 1, 2, 3, 4, 5]
+
+
+def test_only_what_lies_ready_is_counted_as_ready():
+    ledger, consumer = ledger_with(4, [0])
+    for number in range(4):
+        ledger.admit(consumer, outgoing(number))
+    sent = [ledger.assign() for _ in range(3)]
+    for entry in sent[:2]:
+        ledger.arriving(0, entry.ticket)
+    ledger.delivered(0, sent[0].ticket)
+    assert [ledger.count(consumer, state) for state in list(State)[:4]] == [1, 1, 1, 1]
+    assert ledger.count(consumer, State.READY) == 1
+
+
+def test_a_consumer_is_finished_when_nothing_more_comes_and_all_is_taken():
+    ledger, consumer = ledger_with(2, [0])
+    ledger.admit(consumer, outgoing(0), needs_slot=False)
+    assert not ledger.is_finished(consumer)
+    ledger.complete(consumer)
+    assert not ledger.is_finished(consumer)
+    ledger.take(consumer)
+    assert ledger.is_finished(consumer)
 
 
 def test_a_run_of_requests_without_rows_is_pulled_no_further_than_depth():
     ledger, consumer = ledger_with(2, [])
     for number in range(2):
         assert ledger.has_credit(consumer)
-        ledger.admit(consumer, number, 10, needs_slot=False)
+        ledger.admit(consumer, outgoing(number), needs_slot=False)
     assert not ledger.has_credit(consumer)
     assert ledger.take(consumer).request_id == 0
     assert ledger.has_credit(consumer)
 
 
-def test_two_lanes_keep_their_own_slots_and_order():
+def test_two_consumers_keep_their_own_slots_and_order():
     ledger, training = ledger_with(1, [0])
-    evaluation = ledger.open_consumer(1)
-    ledger.admit(training, 5, 10)
-    ledger.admit(evaluation, 5, 10)
+    evaluation = ledger.open_consumer([0])
+    ledger.admit(training, outgoing(5))
+    ledger.admit(evaluation, outgoing(5))
     assert not ledger.has_credit(training) and not ledger.has_credit(evaluation)
     for entry in assign_all(ledger):
         ledger.arriving(0, entry.ticket)
@@ -240,14 +303,15 @@ def test_two_lanes_keep_their_own_slots_and_order():
     assert ledger.has_credit(evaluation) and not ledger.has_credit(training)
 
 
-def test_closing_a_lane_drops_what_waits_and_ignores_what_still_arrives():
+def test_closing_a_consumer_drops_what_waits_and_ignores_what_still_arrives():
     ledger, consumer = ledger_with(2, [0])
-    sent = ledger.admit(consumer, 0, 10)
+    sent = outgoing(0)
+    ledger.admit(consumer, sent)
     ledger.assign()
     ledger.link_down(0)
-    ledger.link_up(0)
+    ledger.link_up(0, "teacher 0")
     ledger.assign()
-    ledger.admit(consumer, 1, 10)
+    ledger.admit(consumer, outgoing(1))
     ledger.close_consumer(consumer)
     assert ledger.assign() is None
     assert ledger.arriving(0, sent.ticket).state is State.DROPPED
@@ -258,4 +322,4 @@ def test_closing_a_lane_drops_what_waits_and_ignores_what_still_arrives():
 
 def test_a_ring_has_at_least_one_slot():
     with pytest.raises(ValueError, match="at least one"):
-        Ledger().open_consumer(0)
+        Ledger().open_consumer([])
