@@ -20,7 +20,7 @@ from disaggkd_cli.losses.heads import Head, gathered
 from disaggkd_cli.losses.matmul import choose_precision, cost_model, needs_sum_buffer, result_dtype
 from disaggkd_cli.losses.output import LossOutput
 from disaggkd_cli.losses.passes import Problem, Result, Side, run_passes
-from disaggkd_cli.losses.pointwise import COMPILE_FROM_ELEMENTS, PointwiseSpec, tile_kernels
+from disaggkd_cli.losses.pointwise import PointwiseSpec, can_compile, compiles, tile_kernels
 from disaggkd_cli.losses.shape import SideProducts, loss_shape
 from disaggkd_cli.losses.tiling import choose_tiling
 from disaggkd_cli.units import parse_bytes
@@ -87,9 +87,9 @@ def fused_kd_loss(
     needs = [torch.is_grad_enabled() and tensor is not None and tensor.requires_grad for tensor in differentiable]
     device = student_hidden.device
     budget = DEFAULT_BUDGET.get(device.type, 2**28) if memory_budget is None else parse_bytes(memory_budget)
-    shard, budget, (hidden_gradient, gradients) = agree_on_shards(
+    shard, budget, (hidden_gradient, gradients, cannot_compile) = agree_on_shards(
         group, len(student_hidden), len(student_head.weight), len(teacher_head.weight), budget,
-        (int(needs[0]), int(any(needs))), device,
+        (int(needs[0]), int(any(needs)), int(not can_compile())), device,
     )  # fmt: skip
     rows, labels, count = _supervised_rows(labels, shard, len(student_hidden))
     normaliser = token_count(num_tokens, count, device, torch.float64 if device.type != "mps" else torch.float32)
@@ -99,6 +99,7 @@ def fused_kd_loss(
     problem = _problem(
         student_hidden.detach(), student_head.detached(), teacher_hidden.detach(), teacher_head, labels, rows, count,
         spec, shard, budget, (bool(hidden_gradient), needs[1], needs[2]), bool(gradients), compile_pointwise,
+        not cannot_compile,
         normaliser,
     )  # fmt: skip
     # Inside, dtypes are chosen one by one; autocast must not choose again.
@@ -206,13 +207,12 @@ def _spec(
 def _problem(
     student_hidden: Tensor, student_head: Head, teacher_hidden: Tensor, teacher_head: Head, labels: Tensor | None,
     rows: Tensor | None, count: int, spec: PointwiseSpec, shard: VocabularyShard, budget: int,
-    needs: tuple[bool, bool, bool], gradients: bool, compile_pointwise: bool | None, normaliser: Tensor,
+    needs: tuple[bool, bool, bool], gradients: bool, compile_pointwise: bool | None, compilable: bool,
+    normaliser: Tensor,
 ) -> Problem:  # fmt: skip
     dtype = result_dtype(student_hidden, student_head.weight, teacher_hidden, teacher_head.weight)
     student, teacher = _side(student_hidden, student_head, dtype), _side(teacher_hidden, teacher_head, dtype)
-    compiled = compile_pointwise
-    if compiled is None:
-        compiled = count * shard.largest[0] >= COMPILE_FROM_ELEMENTS
+    compiled = compiles(count * shard.largest[0], compile_pointwise, compilable)
     shape = loss_shape(
         count, *shard.largest, _products(student), _products(teacher), spec.divergence,
         hidden_bytes=student_hidden.dtype.itemsize,

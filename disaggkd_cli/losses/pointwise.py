@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import subprocess
 import types
 import warnings
 from collections.abc import Callable
@@ -32,6 +31,11 @@ _SMALLEST_COMPILED = 2
     "student_first", "teacher_first", "label_logit", "student_extra_lse", "teacher_extra_lse",
 ))  # fmt: skip
 """Where a slot has each."""
+_BLOCK_AFTER_FAILURE = 2**14
+"""Elements of a block of the eager part where a compiler turned out not to work, and no block was planned."""
+_NO_FAULT_OF_COMPILERS = (
+    torch.OutOfMemoryError, getattr(torch, "AcceleratorError", torch.OutOfMemoryError), MemoryError
+)  # fmt: skip
 _compiler_failed = False
 _numbers = itertools.count()
 
@@ -73,9 +77,24 @@ class TileKernels:
     extra_gradient: Callable
 
 
-def compiler_failed() -> bool:
-    """Return whether compiling was tried in this process and did not work, so that kernels run eagerly."""
-    return _compiler_failed
+def can_compile() -> bool:
+    """Return whether torch.compile may be tried here and now.
+
+    Not where it was tried in this process and failed, and not under a torch dispatch mode: what counts FLOPs or memory
+    operation by operation sees nothing of compiled code, and torch refuses it there.
+    """
+    return not _compiler_failed and not torch._C._len_torch_dispatch_stack()
+
+
+def compiles(elements: int, asked: bool | None, possible: bool) -> bool:
+    """Return whether the pointwise part of a loss over `elements` logits is compiled: where `asked`, or where it pays.
+
+    Not with `possible` False (see `can_compile`); where a dispatch mode is the reason, a warning says so once.
+    """
+    wanted = elements >= COMPILE_FROM_ELEMENTS if asked is None else asked
+    if wanted and torch._C._len_torch_dispatch_stack():
+        _warn_of_dispatch_mode()
+    return wanted and possible
 
 
 def tile_kernels(spec: PointwiseSpec, compiled: bool, block_elements: int) -> TileKernels:
@@ -83,7 +102,7 @@ def tile_kernels(spec: PointwiseSpec, compiled: bool, block_elements: int) -> Ti
 
     Kernels compile on first use. Where no compiler works, a warning says so once and they run eagerly.
     """
-    plain = _built(spec)
+    plain, block_elements = _built(spec), block_elements or _BLOCK_AFTER_FAILURE
     eager = [functools.partial(_in_row_blocks, function, block_elements=block_elements) for function in plain]
     extra = [
         functools.partial(_in_row_blocks, function, block_elements=block_elements)
@@ -117,28 +136,37 @@ def _with_own_code(function: Callable) -> Callable:
 
 
 def _compiled_or_eager(compiled: Callable, eager: Callable, *arguments: Tensor | None) -> tuple[Tensor, ...]:
-    global _compiler_failed
     if _compiler_failed or min(arguments[0].shape) < _SMALLEST_COMPILED:
         return eager(*arguments)
-    from torch._dynamo.exc import TorchDynamoException
-    from torch._inductor.exc import InductorError
-
     try:
         return compiled(*arguments)
-    except (TorchDynamoException, InductorError, OSError, subprocess.CalledProcessError, RuntimeError) as error:
-        # Triton's own search for a C compiler and for Python's headers fails with errors of no class of its own. All
-        # other errors of the run (memory, the device) are no reason to go on another way.
-        of_triton = type(error) is RuntimeError and "compiler" in str(error).lower()
-        if isinstance(error, RuntimeError) and not of_triton and not isinstance(error, TorchDynamoException):
+    except Exception as error:
+        # Memory and the device fail in eager torch as well. Anything else, of whatever class, comes before the kernel
+        # has changed a tensor: from the compiler, or from those that it calls (Triton, a C++ compiler, the disk).
+        if isinstance(error, _NO_FAULT_OF_COMPILERS):
             raise
-        _compiler_failed = True
-        warnings.warn(
-            "torch.compile does not work here, so the pointwise part of the loss runs in eager torch: correct, but "
-            f"slower. A C++ compiler (CPU), or Triton and a C compiler (GPU), mends it. The reason: "
-            f"{(str(error).strip() or type(error).__name__).splitlines()[0]}",
-            stacklevel=2,
-        )
+        _give_up_compiling(error)
         return eager(*arguments)
+
+
+def _give_up_compiling(error: Exception) -> None:
+    global _compiler_failed
+    _compiler_failed = True
+    warnings.warn(
+        "torch.compile does not work here, so the pointwise part of the loss runs in eager torch: correct, but "
+        f"slower. A C++ compiler (CPU), or Triton and a C compiler (GPU), mends it. The reason: "
+        f"{(str(error).strip() or type(error).__name__).splitlines()[0]}",
+        stacklevel=3,
+    )
+
+
+@functools.cache
+def _warn_of_dispatch_mode() -> None:
+    warnings.warn(
+        "a torch dispatch mode is active (a counter of FLOPs or memory, say), under which torch compiles nothing: the "
+        "pointwise part of the loss runs in eager torch there, correct, but slower",
+        stacklevel=3,
+    )
 
 
 def _in_row_blocks(function: Callable, *arguments: Tensor | None, block_elements: int) -> tuple[Tensor, ...]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import warnings
 
 import pytest
 import torch
 
-from disaggkd_cli.losses import DIVERGENCES, Head, fused_kd_loss
+from disaggkd_cli.losses import DIVERGENCES, Head, fused_kd_loss, pointwise
 
 from .loss_cases import make_case, relative_error
 
@@ -91,3 +92,48 @@ assert abs(found - truth) < 1e-5 * truth, (found, truth)
     environment = {**os.environ, "CXX": "/nonexistent/g++", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
+
+
+def test_under_a_dispatch_mode_it_runs_eagerly_and_says_so_once(seed, monkeypatch):
+    """Of a size that would be compiled: all products of a loss are counted, and none is missed."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    monkeypatch.setattr(pointwise, "COMPILE_FROM_ELEMENTS", 37 * 301)
+    monkeypatch.setattr(pointwise, "_compiler_failed", False)
+    monkeypatch.setattr(pointwise, "_compiled", None)  # whoever compiles here fails
+    pointwise._warn_of_dispatch_mode.cache_clear()
+    case = make_case(seed, 37, 301, dtype=torch.float32)
+    plain = case.copy().run(fused_kd_loss, compile_pointwise=False).loss.item()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            with FlopCounterMode(display=False) as counter:
+                loss = case.copy().run(fused_kd_loss).loss
+    assert loss.item() == plain
+    assert counter.get_total_flops() == 2 * 37 * 301 * (3 * 7 + 11)
+    assert len([warning for warning in caught if "dispatch mode" in str(warning.message)]) == 1
+    with FlopCounterMode(display=False):
+        assert case.copy().run(fused_kd_loss, compile_pointwise=True).loss.item() == plain
+
+
+@pytest.mark.parametrize("failure", [RuntimeError("found no compiled frames"), TypeError("x"), OSError(28, "no space")])
+def test_any_failure_of_the_compiler_ends_in_eager_torch(seed, monkeypatch, failure):
+    def fails(*arguments):
+        raise failure
+
+    monkeypatch.setattr(pointwise, "_compiler_failed", False)
+    monkeypatch.setattr(pointwise, "_compiled", lambda spec: (fails,) * 5)
+    case = make_case(seed, 37, 301, dtype=torch.float32, bias=True, softcap=5.0)
+    with pytest.warns(UserWarning, match="torch.compile does not work here"):
+        found = case.copy().run(fused_kd_loss, compile_pointwise=True)
+    assert found.loss.item() == pytest.approx(case.copy().run(fused_kd_loss, compile_pointwise=False).loss.item())
+
+
+def test_memory_that_runs_out_is_no_failure_of_the_compiler(seed, monkeypatch):
+    def fails(*arguments):
+        raise torch.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr(pointwise, "_compiler_failed", False)
+    monkeypatch.setattr(pointwise, "_compiled", lambda spec: (fails,) * 5)
+    with pytest.raises(torch.OutOfMemoryError):
+        make_case(seed, 37, 301, dtype=torch.float32).run(fused_kd_loss, compile_pointwise=True)

@@ -126,3 +126,13 @@ def test_autocast_rounds_operands_and_keeps_the_dtypes_of_gradients(seed):
     assert outputs[0] == pytest.approx(outputs[1], rel=1e-2)
     for ours, theirs in zip(case.gradients(), full.gradients(), strict=True):
         assert relative_error(ours, theirs) < 2e-2
+
+
+def test_small_gradients_in_fp16_survive_until_a_loss_scale_lifts_them(seed):
+    """Divided by the tokens before they are rounded to fp16, all of them would be zero."""
+    case = make_case(seed, dtype=torch.float16)
+    truth, tokens = case.copy(torch.float64), 2.0**26
+    for one, loss in ((case, fused_kd_loss), (truth, reference_kd_loss)):
+        (one.run(loss, ce_weight=0.5, num_tokens=tokens).loss * tokens).backward()
+    for ours, exact in zip(case.gradients(), truth.gradients(), strict=True):
+        assert relative_error(ours, exact) < 1e-3

@@ -145,3 +145,12 @@ def test_twenty_steps_as_recorded():
         4.55047029577, 4.55200888603, 4.61790445362, 4.42032106247, 4.47235590026,
     ]  # fmt: skip
     assert _loss_curve(fused_kd_loss, torch.float64) == pytest.approx(recorded, rel=1e-9)
+
+
+@pytest.mark.parametrize("loss", [fused_kd_loss, reference_kd_loss])
+@pytest.mark.parametrize("count", [0, 0.25, torch.tensor(0), torch.tensor(0.25), torch.tensor([0.5])])
+def test_fewer_tokens_than_one_are_taken_as_one(loss, count, seed):
+    case = make_case(seed)
+    of_one, of_less = (case.copy().run(loss, ce_weight=1.0, num_tokens=tokens) for tokens in (1, count))
+    for name in of_one.__dataclass_fields__:
+        assert torch.equal(getattr(of_one, name), getattr(of_less, name)), name
