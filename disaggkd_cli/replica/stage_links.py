@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from disaggkd_cli.errors import RunError
+from disaggkd_cli.transport.checksum import payload_checksum
 from disaggkd_cli.transport.cuda import Cuda
 from disaggkd_cli.transport.errors import ChannelWedged, LinkLost, ProtocolError
 from disaggkd_cli.transport.faults import Faults
@@ -39,7 +40,6 @@ from disaggkd_cli.transport.protocol import (
     stop_reason,
 )
 from disaggkd_cli.transport.slots import Slot, make_slots
-from disaggkd_cli.transport.wire import payload_checksum
 
 _CLOSE_SECONDS = 5.0
 
