@@ -23,10 +23,10 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "student.activation_checkpointing": ("none", "full"),
     "loss.divergence": DIVERGENCES,
     "loss.implementation": ("fused", "full"),
-    "data.format": ("auto", "text", "jsonl", "parquet", "dataset"),
+    "data.format": ("auto", "text", "jsonl", "csv", "parquet", "arrow", "dataset", "hub"),
     "data.packing": ("auto", "on", "off"),
     "data.long_documents": ("auto", "split", "drop", "error"),
-    "data.records": ("auto", "text", "prompt_completion", "messages"),
+    "data.records": ("auto", "text", "prompt_completion", "messages", "sharegpt", "alpaca"),
     "data.text_documents": ("file", "sections"),
     "train.schedule": ("cosine", "linear", "constant"),
     "train.on_save_error": ("stop", "warn"),
@@ -172,15 +172,18 @@ class DataConfig:
     """The texts."""
 
     train: Any = ""
-    """A file, a directory, a glob, or `builtin:pydoc` (reference prose of Python's standard library). Required. Or
-    several: a list (or a mapping by name) of `{path: …, weight: 3}`, drawn from in proportion to their weights, counted
-    in sequences; each may have a format, records and text_documents of its own."""
+    """A file, a directory, a glob, a data set on the Hub (OWNER/NAME), or `builtin:pydoc` (reference prose of Python's
+    standard library). Required. Or `{path: …, split: …, config: …}`, or several: a list (or a mapping by name) of
+    `{path: …, weight: 3}`, drawn from in proportion to their weights, counted in sequences; each may have a format,
+    records, text_documents and columns of its own. Files and folders named test or validation are never trained on
+    beside others."""
 
     eval: Any = 0.02
-    """Held-out texts: a path like `train`, or the fraction of the training documents to hold out."""
+    """Held-out texts: a path like `train`; `split`, the validation or test split beside the training texts; or the
+    fraction of the training documents to hold out."""
 
     format: str = "auto"
-    """auto, text, jsonl, parquet, or dataset (a Hugging Face dataset directory)."""
+    """auto, text, jsonl (or one JSON array), csv, parquet, arrow, dataset (a directory of `datasets`), or hub."""
 
     sequence_length: int = 512
     """Longest sequence in tokens; packed sequences have just this length."""
@@ -193,13 +196,20 @@ class DataConfig:
     auto splits text; prompts and chats are dropped up to one in twenty, with a warning, and refused above that."""
 
     records: str = "auto"
-    """Which fields of a record count: text, prompt_completion, messages; auto takes those that are there."""
+    """Which fields of a record count: text, prompt_completion, messages, sharegpt (conversations), alpaca (instruction,
+    input, output); auto takes those that are there."""
+
+    columns: Any = field(default_factory=dict)
+    """What the data call the fields of a record, for instance `{prompt: question, completion: answer}`."""
 
     text_documents: str = "file"
     """What one document of a plain text file is: the whole file, or its sections between blank lines."""
 
     chat_template: str | None = None
     """A file with the chat template (Jinja) to use instead of the tokenizer's own."""
+
+    template_arguments: Any = field(default_factory=dict)
+    """The chat template's own variables, for instance `{enable_thinking: false}`."""
 
     eval_sequences: int | None = None
     """Evaluate on at most this many held-out sequences; null means all of them."""

@@ -17,6 +17,11 @@ class Notes:
         for remark, (count, first) in later._found.items():
             self.add(remark, first, count)
 
+    def found(self, remark: str) -> tuple[int, str]:
+        """How often a remark was made, and the place of the first."""
+        count, first = self._found.get(remark, (0, ""))
+        return count, first
+
     def drain(self) -> Notes:
         """Take out what was noticed since the last time."""
         taken, self._found = Notes(self._found), {}

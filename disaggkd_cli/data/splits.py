@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from disaggkd_cli.config.source_names import HELD_OUT_SPLIT
 from disaggkd_cli.data.keep.build import CachedBuild
 from disaggkd_cli.data.keep.cache import WORTH_CACHING, Cache, default_directory
 from disaggkd_cli.data.keep.dataset_directory import with_notes
@@ -17,9 +18,9 @@ from disaggkd_cli.data.layout.rows import LONG_DOCUMENTS
 from disaggkd_cli.data.notes import Notes
 from disaggkd_cli.data.order.mixing import whole_weights
 from disaggkd_cli.data.order.training_texts import TrainingTexts
-from disaggkd_cli.data.read.documents import RECORD_KINDS
 from disaggkd_cli.data.read.readers import TEXT_DOCUMENTS
-from disaggkd_cli.data.read.source_files import SourceFiles, list_sources
+from disaggkd_cli.data.read.records import RECORD_KINDS
+from disaggkd_cli.data.read.source_files import SourceFiles, held_out_beside, list_sources
 from disaggkd_cli.data.stream.streaming import StreamedSource, stream
 from disaggkd_cli.data.tokenise.encoding import DocumentEncoder, EncodedDocument
 from disaggkd_cli.data.tokenise.token_batches import Progress, tokenise, workers_of
@@ -60,13 +61,20 @@ def load_splits(
         RunError: a worker process died, or another process that builds the same does not get on.
     """
     settings = _settings(data_config)
-    encoder = DocumentEncoder(tokenizer, _chat_template(getattr(data_config, "chat_template", None)))
+    encoder = DocumentEncoder(
+        tokenizer,
+        _chat_template(getattr(data_config, "chat_template", None)),
+        getattr(data_config, "template_arguments", None),
+    )
     found = Notes()
-    train = list_sources(data_config.train, "data.train", settings, found)
+    reading = settings | {"columns": getattr(data_config, "columns", {})}
+    train = list_sources(data_config.train, "data.train", reading, found)
     weights = whole_weights([source.weight for source in train])
     evaluation: list[SourceFiles] | float
-    if isinstance(data_config.eval, str):
-        evaluation = list_sources(data_config.eval, "data.eval", settings, found)
+    if data_config.eval == HELD_OUT_SPLIT:
+        evaluation = held_out_beside(data_config.train, reading, found)
+    elif isinstance(data_config.eval, (str, dict, list)):
+        evaluation = list_sources(data_config.eval, "data.eval", reading, found, held_out=True)
     else:
         evaluation = float(data_config.eval)
     _refuse_overlap(train, evaluation)
@@ -128,10 +136,10 @@ def _chat_template(path: str | None) -> str | None:
 
 
 def _refuse_overlap(train: list[SourceFiles], evaluation: list[SourceFiles] | float) -> None:
-    seen = {file.path.resolve() for source in train for file in source.files}
+    seen = {(file.path.resolve(), file.split, file.config) for source in train for file in source.files}
     for source in evaluation if isinstance(evaluation, list) else []:
         for file in source.files:
-            if file.path.resolve() in seen:
+            if (file.path.resolve(), file.split, file.config) in seen:
                 raise UserError(
                     f"data.eval: {file.path} is trained on as well (data.train); name another file, or a fraction"
                 )

@@ -18,6 +18,8 @@ from disaggkd_cli.data.layout.assembly import Assembly
 from disaggkd_cli.data.layout.dataset import TokenizedDataset
 from disaggkd_cli.data.layout.flat_documents import TokenizedDocuments
 from disaggkd_cli.data.notes import Notes
+from disaggkd_cli.data.read.finding import Source
+from disaggkd_cli.data.read.hub import load_hub
 from disaggkd_cli.data.read.source_files import SourceFiles
 from disaggkd_cli.data.tokenise.encoding import DocumentEncoder
 from disaggkd_cli.data.tokenise.token_batches import tokenise
@@ -124,13 +126,17 @@ class CachedBuild:
             "code": _code(),
             "libraries": _versions(),
             "tokenizer": self.tokenizer_fingerprint,
-            "chat template": self.encoder.chat_template,
-            "read as": [source.key, source.format, source.records, source.text_documents],
-            "files": [[file.format, *_identity(file.path)] for file in source.files],
+            "chat template": [self.encoder.chat_template, self.encoder.template_arguments],
+            "read as": [source.key, source.format, source.records, source.text_documents, dict(source.columns)],
+            "files": [[file.format, file.split, file.config, *_identity(file)] for file in source.files],
         }
 
 
-def _identity(path: Path) -> list[Any]:
+def _identity(source: Source) -> list[Any]:
+    path = source.path
+    if source.format == "hub":
+        files = sorted(file["filename"] for file in load_hub(str(path), source.config, source.split).cache_files)
+        return [str(path), [[file, *_state(Path(file))] for file in files]]
     if path.is_dir():
         inside = sorted(file for file in path.rglob("*") if file.is_file())
         return [str(path.resolve()), [[str(file.relative_to(path)), *_state(file)] for file in inside]]

@@ -12,6 +12,7 @@ from disaggkd_cli.data.layout.flat_documents import TokenizedDocuments
 from disaggkd_cli.data.layout.holding_out import hold_out, without_copies
 from disaggkd_cli.data.notes import Notes
 from disaggkd_cli.data.read.source_files import SourceFiles
+from disaggkd_cli.data.refusals import refuse_many
 from disaggkd_cli.errors import UserError
 
 TokensOf = Callable[[SourceFiles, Notes], TokenizedDocuments]
@@ -66,6 +67,7 @@ class Assembly:
 
     def _fitting(self, source: SourceFiles, tokens_of: TokensOf, notes: Notes) -> TokenizedDocuments:
         documents = tokens_of(source, notes)
+        refuse_many(notes, source.key, len(documents))
         if not len(documents):
             raise UserError(
                 f"{source.key}: no document of {source.files[0].path} has a supervised token: texts need two tokens, "

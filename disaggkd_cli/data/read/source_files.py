@@ -1,127 +1,25 @@
-"""From what the user wrote (a file, a directory, a glob, `builtin:pydoc`) to the files to read and their format."""
+"""The sources that `data.train` or `data.eval` names: their files, and how each is read."""
 
 from __future__ import annotations
 
-import difflib
-import glob
-import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from disaggkd_cli.config.source_names import SOURCE_KEYS, entries_of
 from disaggkd_cli.data.notes import Notes
+from disaggkd_cli.data.read.compressed import COMPRESSED
+from disaggkd_cli.data.read.finding import Source, Wanted, find_sources
+from disaggkd_cli.data.read.records import RecordForm
 from disaggkd_cli.errors import UserError
 
-FORMATS = ("auto", "text", "jsonl", "parquet", "dataset")
-BUILTIN = ("builtin:pydoc",)
-_FORMAT_OF_SUFFIX = {
-    ".txt": "text",
-    ".text": "text",
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".json": "jsonl",
-    ".parquet": "parquet",
-}
-_DATASET_MARKS = ("dataset_dict.json", "state.json")
-_SPLIT_OF_NAME = re.compile(r"^(train|test|validation|valid|val|dev|eval)(?=[-_.\d])", re.IGNORECASE)
-
-
-@dataclass(frozen=True)
-class Source:
-    """One thing to read."""
-
-    path: Path
-    format: str
-    """text, jsonl, parquet, dataset (a directory that `datasets.load_from_disk` reads) or builtin."""
-
-
-def find_sources(value: str, key: str, format: str, notes: Notes) -> list[Source]:
-    """The files behind `value`, sorted by path.
-
-    Args:
-        value: a file, a directory (read with its sub-directories), a glob, or `builtin:pydoc`.
-        key: the config key, for messages.
-        format: one of FORMATS; "auto" goes by the endings of the names.
-        notes: is told what a directory holds and is not read.
-
-    Raises:
-        UserError: nothing there, nothing readable, or several formats or splits side by side.
-    """
-    if format not in FORMATS:
-        raise UserError(f"data.format: {format} is none of {', '.join(FORMATS)}")
-    if value.startswith("builtin:"):
-        if value not in BUILTIN:
-            raise UserError(f"{key}: {value} is not known; there is {', '.join(BUILTIN)}")
-        return [Source(Path(value), "builtin")]
-    path = Path(value).expanduser()
-    if path.is_dir():
-        if any((path / mark).is_file() for mark in _DATASET_MARKS):
-            if format not in ("auto", "dataset"):
-                raise UserError(f"{key}: {value} is a Hugging Face dataset directory, not data.format={format}")
-            return [Source(path, "dataset")]
-        inside = (file for file in sorted(path.rglob("*")) if file.is_file())
-        files = [file for file in inside if not any(part.startswith(".") for part in file.relative_to(path).parts)]
-        return _sources(_readable(files, value, key, format, notes), value, key, format)
-    if path.exists():
-        return _sources([path], value, key, format)
-    found = [Path(name) for name in sorted(glob.glob(str(path), recursive=True))]
-    files = [file for file in found if file.is_file()]
-    if not files:
-        names = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
-        near = difflib.get_close_matches(path.name, names, n=1)
-        hint = f" (did you mean {path.parent / near[0]}?)" if near else f" (looked from {Path.cwd()})"
-        raise UserError(f"{key}: there is no file, directory or glob match for {value}{hint}")
-    return _sources(files, value, key, format)
-
-
-def _readable(files: list[Path], value: str, key: str, format: str, notes: Notes) -> list[Path]:
-    """Of a directory's files those whose ending is known, and of the asked format."""
-    wanted = "parquet or jsonl" if format == "dataset" else format
-    kinds = {file: _FORMAT_OF_SUFFIX.get(file.suffix.lower()) for file in files}
-    known = [file for file, kind in kinds.items() if kind and (format == "auto" or kind in wanted)]
-    if not known:
-        holds = ", ".join(sorted({file.name for file in files})[:5]) or "nothing"
-        asked = "" if format == "auto" else f" of format {format}"
-        raise UserError(
-            f"{key}: the directory {value} holds no file{asked} that can be read (it holds {holds}). "
-            f"Known endings: {', '.join(_FORMAT_OF_SUFFIX)}; another ending needs data.format and a glob."
-        )
-    for file in sorted(set(files) - set(known)):
-        notes.add(f"{key}: {{count}} files of {value} were not read, for their ending (first: {{first}})", str(file))
-    splits: dict[str, Path] = {}
-    for file in known:
-        if match := _SPLIT_OF_NAME.match(file.name):
-            splits.setdefault(match[1].lower(), file)
-    if len(splits) > 1:
-        example = next(iter(splits.values()))
-        raise UserError(
-            f"{key}: {value} holds several splits ({', '.join(splits)}); name one by a glob, for instance "
-            f"{key}='{example.parent}/{next(iter(splits))}*{example.suffix}'"
-        )
-    return known
-
-
-def _sources(files: list[Path], value: str, key: str, format: str) -> list[Source]:
-    formats: dict[str, Path] = {}
-    sources = []
-    for file in files:
-        kind = _FORMAT_OF_SUFFIX.get(file.suffix.lower())
-        if format not in ("auto", "dataset"):
-            kind = format
-        if kind is None:
-            raise UserError(
-                f"{key}: the ending of {file} says nothing about its format; set data.format to text, jsonl or parquet"
-            )
-        formats.setdefault(kind, file)
-        sources.append(Source(file, kind))
-    if len(formats) > 1:
-        examples = ", ".join(f"{kind}: {file.name}" for kind, file in formats.items())
-        raise UserError(f"{key}: {value} holds files of several formats ({examples}); set data.format, or use a glob")
-    return sources
+_READING = ("format", "records", "text_documents", "columns")
 
 
 @dataclass(frozen=True)
 class SourceFiles:
-    """One source of `data.train` or `data.eval`: its files, and how they are read."""
+    """One source: its files, and how they are read."""
 
     name: str
     """The path as the user wrote it, or the source's name in the config."""
@@ -132,6 +30,12 @@ class SourceFiles:
     records: str
     text_documents: str
     weight: float = 1
+    columns: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def form(self) -> RecordForm:
+        """How its records are read."""
+        return RecordForm(self.records, dict(self.columns))
 
     @property
     def sizes(self) -> list[int]:
@@ -146,9 +50,10 @@ class SourceFiles:
         number, (at, _) = position
         within = 0
         if number < len(self.files):
-            kind = self.files[number].format
-            counts_bytes = kind == "jsonl" or (kind == "text" and self.text_documents == "file")
-            within = min(at, sizes[number]) if counts_bytes else 0
+            file = self.files[number]
+            counts_bytes = file.format == "jsonl" or (file.format == "text" and self.text_documents == "file")
+            if counts_bytes and file.path.suffix.lower() not in COMPRESSED:
+                within = min(at, sizes[number])
         return (sum(sizes[:number]) + within) / sum(sizes)
 
 
@@ -158,40 +63,86 @@ def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
-_SOURCE_KEYS = ("path", "weight", "format", "records", "text_documents")
-
-
-def list_sources(value: object, key: str, settings: dict[str, str], notes: Notes) -> list[SourceFiles]:
-    """The sources that a config key names: one path, or a list (or a mapping by name) of `{path, weight, …}`.
+def list_sources(
+    value: object, key: str, settings: Mapping[str, Any], notes: Notes, *, held_out: bool = False
+) -> list[SourceFiles]:
+    """The sources that a config key names: one path, one `{path, …}`, or a list (or a mapping by name) of those.
 
     Args:
         value: what stands in the config.
         key: `data.train` or `data.eval`.
-        settings: format, records and text_documents of sources that name none of their own.
+        settings: format, records, text_documents and columns of sources that name none of their own.
         notes: see `find_sources`.
+        held_out: whether they are to be evaluated on; see `Wanted`.
 
     Raises:
         UserError: see `find_sources`; or an entry without a path, or with a key that is not known.
     """
     if isinstance(value, str):
-        return [SourceFiles(value, key, find_sources(value, key, settings["format"], notes), **_reading(settings))]
-    entries = list(value.items()) if isinstance(value, dict) else list(enumerate(value, 1))
+        return [_source(value, key, {"path": value}, settings, notes, held_out)]
+    entries = entries_of(value)
     if not entries:
         raise UserError(f"{key}: names no source")
     found = []
     for name, entry in entries:
-        where = f"{key}[{name}]"
+        where = f"{key}[{name}]" if name != "" else key
         entry = {"path": entry} if isinstance(entry, str) else entry
         if not isinstance(entry, dict) or not isinstance(entry.get("path"), str):
             raise UserError(f"{where}: must be a path, or a mapping with path (and weight)")
-        unknown = sorted(set(entry) - set(_SOURCE_KEYS))
+        unknown = sorted(set(entry) - set(SOURCE_KEYS))
         if unknown:
-            raise UserError(f"{where}: there is no {', '.join(unknown)}; here are {', '.join(_SOURCE_KEYS)}")
-        own = {name: str(entry.get(name, settings[name])) for name in ("format", "records", "text_documents")}
-        files = find_sources(entry["path"], where, own["format"], notes)
-        found.append(SourceFiles(str(name), where, files, weight=entry.get("weight", 1), **_reading(own)))
+            raise UserError(f"{where}: there is no {', '.join(unknown)}; here are {', '.join(SOURCE_KEYS)}")
+        found.append(_source(str(name) or entry["path"], where, entry, settings, notes, held_out))
     return found
 
 
-def _reading(settings: dict[str, str]) -> dict[str, str]:
-    return {name: settings[name] for name in ("format", "records", "text_documents")}
+def _source(
+    name: str, key: str, entry: Mapping[str, Any], settings: Mapping[str, Any], notes: Notes, held_out: bool
+) -> SourceFiles:
+    own = {word: entry.get(word, settings.get(word)) for word in _READING}
+    wanted = Wanted(
+        entry["path"], key, own["format"], entry.get("split"), entry.get("config"), held_out and "split" not in entry
+    )
+    files = find_sources(wanted, notes)
+    return SourceFiles(
+        name,
+        key,
+        files,
+        own["format"],
+        own["records"],
+        own["text_documents"],
+        entry.get("weight", 1),
+        own["columns"] or {},
+    )
+
+
+def held_out_beside(value: object, settings: Mapping[str, Any], notes: Notes) -> list[SourceFiles]:
+    """The held-out split of each source of `data.train` that has one, for `data.eval: split`.
+
+    Raises:
+        UserError: no source has one.
+    """
+    entries = [("", {"path": value})] if isinstance(value, str) else entries_of(value)
+    found = []
+    for name, entry in entries:
+        entry = {"path": entry} if isinstance(entry, str) else dict(entry)
+        entry.pop("split", None)
+        entry.pop("weight", None)
+        where = f"data.eval[{name}]" if name != "" else "data.eval"
+        trained = {file for source in list_sources({**entry}, where, settings, Notes()) for file in source.files}
+        try:
+            source = _source(str(name) or entry["path"], where, entry, settings, notes, held_out=True)
+        except UserError as error:
+            notes.add(f"{where}: no held-out split is taken of {entry['path']} ({error})")
+            continue
+        if trained.isdisjoint(source.files):
+            found.append(source)
+        else:
+            notes.add(f"{where}: {entry['path']} has no held-out split")
+    if not found:
+        raise UserError(
+            "data.eval=split: no source of data.train has a held-out split (files or folders named validation, valid, "
+            "val, dev, eval or test beside the training texts, or such a split of a data set); name a path, or a "
+            "fraction"
+        )
+    return found

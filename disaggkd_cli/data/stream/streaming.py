@@ -31,6 +31,7 @@ from disaggkd_cli.data.order.bucketing import WINDOW_BATCHES, order_by_length
 from disaggkd_cli.data.order.mixing import Mixture
 from disaggkd_cli.data.order.shuffle import permutation
 from disaggkd_cli.data.read.source_files import SourceFiles
+from disaggkd_cli.data.refusals import refuse_many
 from disaggkd_cli.data.stream.window_index import StreamIndex, WindowStart
 from disaggkd_cli.data.tokenise.encoding import DocumentEncoder
 from disaggkd_cli.data.tokenise.token_batches import Position, TokenBatch, tokenise
@@ -130,6 +131,8 @@ class StreamedSource:
         for batch in batches:
             noticed.merge(batch.notes)
         documents = join(document for batch in batches for document in batch.documents)
+        if notes is not None:
+            refuse_many(noticed, self.source.key, len(documents))
         if len(documents):
             documents = drop_long(documents, self.source.key, self.settings, noticed, under_way=notes is None)
         window = None

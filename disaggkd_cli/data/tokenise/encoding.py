@@ -8,7 +8,7 @@
 * Conversations: see `chat`.
 
 A start token is put where the tokenizer puts one. Text and completions are ended with the tokenizer's end token if it
-has one; conversations end as their template says.
+has one; conversations end as their template says. A text that has such a token already gets no second.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from disaggkd_cli.data.read.documents import Conversation, Document, PromptCompletion, Text
-from disaggkd_cli.data.tokenise.chat import encode_conversation
+from disaggkd_cli.data.refusals import RefusedRecord
+from disaggkd_cli.data.tokenise.chat import ChatEncoder
+from disaggkd_cli.data.tokenise.template import ChatTemplate
 from disaggkd_cli.errors import UserError
 
 if TYPE_CHECKING:
@@ -49,20 +51,32 @@ class EncodedDocument:
 class DocumentEncoder:
     """Applies one tokenizer, and one chat template, to documents of every kind."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, chat_template: str | None = None):
-        """`chat_template`: Jinja text in place of the tokenizer's own.
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        chat_template: str | None = None,
+        template_arguments: dict[str, Any] | None = None,
+    ):
+        """`chat_template`: Jinja text in place of the tokenizer's own. `template_arguments`: the template's variables.
 
         Raises:
             UserError: the tokenizer adds special tokens in a way that can't be told apart from text.
         """
         self.tokenizer = tokenizer
         self.chat_template = chat_template or tokenizer.chat_template
+        self.template_arguments = template_arguments or {}
+        self._chats: dict[str, ChatEncoder] = {}
         self.start_ids, self.end_ids = _added_ids(tokenizer)
+        self.end_text = "".join(tokenizer.convert_ids_to_tokens(self.end_ids))
         self.marks_beginnings = _marks_beginnings(tokenizer)
 
-    def encode(self, documents: Sequence[Document]) -> list[EncodedDocument]:
-        """Encode documents of any mixture of kinds, keeping their order."""
-        encoded: list[EncodedDocument | None] = [None] * len(documents)
+    def encode(self, documents: Sequence[Document]) -> list[EncodedDocument | RefusedRecord]:
+        """Encode documents of any mixture of kinds, keeping their order; why not, where one can't be used.
+
+        Raises:
+            UserError: conversations can't be encoded at all with this tokenizer.
+        """
+        encoded: list[EncodedDocument | RefusedRecord | None] = [None] * len(documents)
         texts = [index for index, document in enumerate(documents) if isinstance(document, Text)]
         if texts:
             ids_of_texts = self.tokenizer([documents[index].text for index in texts], **_IDS_ONLY)["input_ids"]
@@ -70,25 +84,45 @@ class DocumentEncoder:
                 encoded[index] = self._text(documents[index], ids)
         for index, document in enumerate(documents):
             if isinstance(document, PromptCompletion):
-                encoded[index] = self._whole(*self._prompt_and_completion(document), is_text=False)
+                prompt, completion = self._prompt_and_completion(document)
+                encoded[index] = self._whole(prompt, completion, self._is_ended(document.completion), is_text=False)
             elif isinstance(document, Conversation):
-                ids, said = encode_conversation(document, self.tokenizer, self._template(document))
-                encoded[index] = EncodedDocument(ids, said, is_text=False)
+                encoded[index] = self._conversation(document)
         return encoded
 
     def _text(self, text: Text, ids: list[int]) -> EncodedDocument:
         if text.begins and text.ends:
-            return self._whole([], ids, is_text=True)
-        start, end = self.start_ids if text.begins else [], self.end_ids if text.ends else []
+            return self._whole([], ids, self._is_ended(text.text), is_text=True)
+        start = self._start(ids) if text.begins else []
+        end = self.end_ids if text.ends and not self._is_ended(text.text) else []
         tokens = np.asarray([*start, *ids, *end], np.int32)
         return EncodedDocument(tokens, np.arange(len(tokens)) >= len(start), True, continues=not text.ends)
 
-    def _whole(self, prompt: list[int], target: list[int], is_text: bool) -> EncodedDocument:
-        ids = np.asarray([*self.start_ids, *prompt, *target, *self.end_ids], np.int32)
+    def _whole(self, prompt: list[int], target: list[int], is_ended: bool, is_text: bool) -> EncodedDocument:
+        start = self._start([*prompt, *target[: len(self.start_ids)]])
+        ids = np.asarray([*start, *prompt, *target, *([] if is_ended else self.end_ids)], np.int32)
         supervised = np.zeros(len(ids), bool)
         # A text without a token has nothing to learn, not even its end; an empty completion was somebody's answer.
-        supervised[len(self.start_ids) + len(prompt) :] = bool(target) or not is_text
+        supervised[len(start) + len(prompt) :] = bool(target) or not is_text
         return EncodedDocument(ids, supervised, is_text)
+
+    def _start(self, ids: list[int]) -> list[int]:
+        """The ids to put before others: none where those begin with them."""
+        return [] if ids[: len(self.start_ids)] == self.start_ids else self.start_ids
+
+    def _is_ended(self, text: str) -> bool:
+        """Whether a text, white space aside, ends with the end token."""
+        return bool(self.end_text) and text.rstrip().endswith(self.end_text)
+
+    def _conversation(self, document: Conversation) -> EncodedDocument | RefusedRecord:
+        template = self._template(document)
+        if template not in self._chats:
+            self._chats[template] = ChatEncoder(ChatTemplate(self.tokenizer, template, self.template_arguments))
+        try:
+            ids, said = self._chats[template].encode(document)
+        except RefusedRecord as refused:
+            return refused
+        return EncodedDocument(ids, said, is_text=False)
 
     def _prompt_and_completion(self, document: PromptCompletion) -> tuple[list[int], list[int]]:
         if self.marks_beginnings and document.prompt:

@@ -14,13 +14,14 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import get_context
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from disaggkd_cli.data.notes import Notes
 from disaggkd_cli.data.read.cutting import TextCutter
 from disaggkd_cli.data.read.documents import Document, PromptCompletion, Text
 from disaggkd_cli.data.read.readers import Item, Place, read_items
 from disaggkd_cli.data.read.source_files import SourceFiles
+from disaggkd_cli.data.refusals import RefusedRecord, note_refused
 from disaggkd_cli.data.tokenise.encoding import DocumentEncoder, EncodedDocument
 from disaggkd_cli.errors import RunError
 
@@ -113,7 +114,7 @@ def _batches(source: SourceFiles, start: Position, cutter: TextCutter) -> Iterat
     for number in range(start[0], len(source.files)):
         place = start[1] if number == start[0] else (0, 0)
         for item in read_items(
-            source.files[number], source.key, notes, source.records, source.text_documents, place, cutter
+            source.files[number], source.key, notes, source.form, source.text_documents, place, cutter
         ):
             items.append(item)
             size += len(item.document.text) if isinstance(item.document, Text) else 0
@@ -131,9 +132,12 @@ def _read_batch(source: SourceFiles, items: list[Item], number: int, notes: Note
     return _ReadBatch([item.document for item in items], following, notes, source.share(following))
 
 
-def _finished(batch: _ReadBatch, encoded: list[EncodedDocument], key: str) -> TokenBatch:
+def _finished(batch: _ReadBatch, encoded: list[EncodedDocument | RefusedRecord], key: str) -> TokenBatch:
     kept = []
     for document, tokens in zip(batch.documents, encoded, strict=True):
+        if isinstance(tokens, RefusedRecord):
+            note_refused(batch.notes, key, tokens)
+            continue
         if isinstance(document, PromptCompletion) and not document.completion:
             batch.notes.add(f"{key}: {{count}} completions are empty (first: {{first}})", document.where)
         is_piece = isinstance(document, Text) and not (document.begins and document.ends)
@@ -151,19 +155,26 @@ _worker_encoder: DocumentEncoder | None = None
 @contextmanager
 def _pool(encoder: DocumentEncoder, workers: int) -> Iterator[Executor]:
     # Ranks hold threads and sockets that a fork would copy in any state; fresh processes have none.
-    pool = ProcessPoolExecutor(workers, get_context("spawn"), _start_worker, (encoder.tokenizer, encoder.chat_template))
+    pool = ProcessPoolExecutor(
+        workers,
+        get_context("spawn"),
+        _start_worker,
+        (encoder.tokenizer, encoder.chat_template, encoder.template_arguments),
+    )
     try:
         yield pool
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _start_worker(tokenizer: PreTrainedTokenizerBase, chat_template: str | None) -> None:
+def _start_worker(
+    tokenizer: PreTrainedTokenizerBase, chat_template: str | None, template_arguments: dict[str, Any]
+) -> None:
     global _worker_encoder
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
-    _worker_encoder = DocumentEncoder(tokenizer, chat_template)
+    _worker_encoder = DocumentEncoder(tokenizer, chat_template, template_arguments)
 
 
-def _encode(documents: list[Document]) -> list[EncodedDocument]:
+def _encode(documents: list[Document]) -> list[EncodedDocument | RefusedRecord]:
     assert _worker_encoder is not None
     return _worker_encoder.encode(documents)

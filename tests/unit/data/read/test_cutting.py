@@ -1,6 +1,7 @@
 """Long texts in pieces: the same tokens as in one, from any place on."""
 
 import json
+import shutil
 from pydoc_data.topics import topics
 
 import datasets
@@ -13,8 +14,8 @@ from disaggkd_cli.data import load_splits, load_tokenizer
 from disaggkd_cli.data.notes import Notes
 from disaggkd_cli.data.read import cutting
 from disaggkd_cli.data.read.cutting import TextCutter
+from disaggkd_cli.data.read.finding import Source, Wanted, find_sources
 from disaggkd_cli.data.read.readers import read_items
-from disaggkd_cli.data.read.source_files import Source
 from disaggkd_cli.data.tokenise import token_batches
 from tests.support.runs import TINY_TEACHER
 
@@ -109,8 +110,19 @@ def test_every_kind_of_file_is_read_from_any_place_on(tmp_path):
     (tmp_path / "a.txt").write_text("\n\n".join(texts))
     pyarrow.parquet.write_table(pyarrow.table({"text": texts}), tmp_path / "a.parquet", row_group_size=4)
     datasets.Dataset.from_dict({"text": texts}).save_to_disk(tmp_path / "set")
-    for name, kind in (("a.jsonl", "jsonl"), ("a.txt", "text"), ("a.parquet", "parquet"), ("set", "dataset")):
-        source = Source(tmp_path / name, kind)
+    (tmp_path / "a.json").write_text(json.dumps([{"text": text} for text in texts], indent=1))
+    (tmp_path / "a.csv").write_text("text,other\n" + "".join(f"{text},1\n" for text in texts))
+    shutil.copy(next((tmp_path / "set").glob("*.arrow")), tmp_path / "stream.arrow")
+    table = pyarrow.table({"text": texts})
+    with pyarrow.ipc.new_file(tmp_path / "file.arrow", table.schema) as writer:
+        writer.write_table(table)
+    for ending, kind in ((".gz", "gzip"), (".zst", "zstd"), (".bz2", "bz2")):
+        with pyarrow.CompressedOutputStream(str(tmp_path / f"a.jsonl{ending}"), kind) as stream:
+            stream.write((tmp_path / "a.jsonl").read_bytes())
+    names = {path.name: path for path in tmp_path.iterdir()}
+    assert len(names) == 11
+    for path in names.values():
+        (source,) = find_sources(Wanted(str(path), "data.train"), Notes())
         items = list(read_items(source, "data.train", Notes(), text_documents="sections"))
         assert [item.document.text for item in items] == texts
         for number, item in enumerate(items, 1):

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from disaggkd_cli.data.read.documents import Conversation, PromptCompletion, Text
-from disaggkd_cli.data.tokenise.chat import encode_conversation, tokens_in_spans
+from disaggkd_cli.data.tokenise.chat import ChatEncoder, tokens_in_spans
 from disaggkd_cli.data.tokenise.encoding import DocumentEncoder
+from disaggkd_cli.data.tokenise.template import ChatTemplate
 from disaggkd_cli.errors import UserError
 
 from ..support import CHATML, CHATML_WITH_MARKERS, build_byte_tokenizer, build_letter_tokenizer
@@ -13,6 +14,10 @@ from ..support import CHATML, CHATML_WITH_MARKERS, build_byte_tokenizer, build_l
 
 def turns(*pairs, **extra):
     return Conversation("here", [{"role": role, "content": content} for role, content in pairs], **extra)
+
+
+def encode_conversation(conversation, tokenizer, template):
+    return ChatEncoder(ChatTemplate(tokenizer, template)).encode(conversation)
 
 
 def marked(tokenizer, conversation, template=CHATML):
@@ -92,12 +97,12 @@ def test_white_space_that_follows_an_answer_without_an_end_token_counts(byte_tok
     assert marked(byte_tokenizer, turns(("user", "Q"), ("assistant", "A")), plain) == "user: Q\nassistant: ⟦A\n⟧"
 
 
-def test_a_template_that_changes_a_turn_once_others_follow_is_refused(byte_tokenizer):
+def test_a_template_that_leaves_out_a_turn_once_others_follow_is_refused(byte_tokenizer):
     said = "{{ message['content'] }}"
     forgets = CHATML.replace(said, "{% if loop.last or message.role != 'assistant' %}" + said + "{% endif %}")
     single = turns(("user", "Q"), ("assistant", "A"))
     assert "⟦A<|im_end|>⟧" in marked(byte_tokenizer, single, forgets)
-    with pytest.raises(UserError, match=r"here: .* message 2 .*generation %\} markers"):
+    with pytest.raises(UserError, match="here: the chat template does not render message 2 "):
         encode_conversation(turns(("user", "Q"), ("assistant", "A"), ("user", "R")), byte_tokenizer, forgets)
 
 
@@ -112,15 +117,15 @@ def test_a_template_that_gives_only_the_last_answer_a_thought(byte_tokenizer):
         "<|im_start|>assistant\n⟦<think>\n\n</think>\n\nA<|im_end|>⟧\n"
     )
     system, question, answer, *rest = several.messages
-    called = Conversation("here", [system, question, {**answer, "tool_calls": [{}]}, *rest])
-    with pytest.raises(UserError, match="message 3 .* differently"):
-        encode_conversation(called, byte_tokenizer, thinks)
+    called = Conversation("here", [system, question, {**answer, "tool_calls": [{"name": "f"}]}, *rest])
+    assert '⟦A<call>{"name": "f"}</call><|im_end|>⟧' in marked(byte_tokenizer, called, thinks)
 
 
-def test_a_generation_prompt_that_no_answer_has_is_refused(byte_tokenizer):
+def test_a_turn_begins_where_it_parts_from_a_generation_prompt_that_opens_a_thought(byte_tokenizer):
+    """As DeepSeek-R1's does."""
     thinks = CHATML.replace("{{ '<|im_start|>assistant\n' }}", "{{ '<|im_start|>assistant\n<think>' }}")
-    with pytest.raises(UserError, match="differently"):
-        encode_conversation(turns(("user", "Q"), ("assistant", "A")), byte_tokenizer, thinks)
+    text = marked(byte_tokenizer, turns(("system", "S"), ("user", "Q"), ("assistant", "A")), thinks)
+    assert text.endswith("<|im_start|>assistant\n⟦A<|im_end|>⟧\n")
 
 
 def test_what_the_template_says_against_a_conversation_is_passed_on(byte_tokenizer):

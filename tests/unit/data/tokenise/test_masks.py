@@ -50,7 +50,7 @@ def test_padding_is_on_the_right_and_silent_whatever_side_the_tokenizer_pads_and
     records = [PAIR, {"prompt": "P", "completion": "<|im_end|>"}, {"text": "abcd"}, {"prompt": "", "completion": "xyz"}]
     assert rows(tmp_path, records, tokenizer) == [
         "Q:⟦A<|im_end|>⟧·",
-        "P⟦<|im_end|><|im_end|>⟧··",
+        "P⟦<|im_end|>⟧···",
         "a⟦bcd<|im_end|>⟧",
         "x⟦yz<|im_end|>⟧·",
     ]
