@@ -76,6 +76,8 @@ def workload_of(config: Config, hardware: str | None = None, gpus: int | None = 
         nccl_links=config.transport.backend != "gloo" and not on_cpu,
         delta_kernel="torch" if on_cpu else "fla",
         cached=config.teacher.cache is not None,
+        teacher_attention=config.teacher.attention,
+        student_attention=config.student.attention,
         compiled=config.student.compile,
     )
     if work.refused and not gpus and config.mode != "colocated":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import accumulate
 
 from disaggkd_cli.layouts.stages import divide_layers, heaviest
 from disaggkd_cli.planner.models.parameters import count_parameters, layer_parameters
@@ -15,7 +16,13 @@ def division(shape: ModelShape, stages: int) -> tuple[tuple[int, int], ...]:
 
     Ranks beyond the number of layers would have none; such a layout is refused (see `layouts`).
     """
-    return divide_layers(_weights(shape), min(stages, len(shape.layers)))
+    count, stages = len(shape.layers), min(stages, len(shape.layers))
+    if len(set(_weights(shape))) > 1:
+        return divide_layers(_weights(shape), stages)
+    # Equal layers: as `divide_layers` divides them, at once.
+    sizes = [count // stages + (stage < count % stages) for stage in range(stages)]
+    stops = tuple(accumulate(sizes))
+    return tuple(zip((0, *stops[:-1]), stops, strict=True))
 
 
 def slowest_share(shape: ModelShape, stages: int) -> float:

@@ -118,6 +118,8 @@ def _student(work: Workload, fields: dict[str, Any]) -> nn.Module:
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **fields), dtype=torch.float32)
     if any(hasattr(module, "gate_up_proj") for module in model.modules()):
         model.set_experts_implementation("grouped_mm")
+    if work.student_attention != "auto":
+        model.set_attn_implementation(work.student_attention)
     return model
 
 

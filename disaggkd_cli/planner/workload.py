@@ -57,6 +57,7 @@ class Workload:
             `root_trained`: whether its head, or anything outside of the layers, is among them.
         micro_batch_tokens: T; sequence: S; accumulation: micro-batches of one step.
         supervised: share of the tokens whose rows travel and are trained on.
+        teacher_attention, student_attention: `auto` or the kernels that the config asks for.
         packed: rows hold several documents.
         checkpointing: full activation checkpointing of the student's layers.
         delta_kernel: `fla` or `torch`.
@@ -99,6 +100,8 @@ class Workload:
     nccl_links: bool = True
     delta_kernel: str = "fla"
     cached: bool = False
+    teacher_attention: str = "auto"
+    student_attention: str = "auto"
     compiled: bool = False
     optimizer_bytes: int = 8
 

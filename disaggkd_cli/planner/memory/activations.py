@@ -26,7 +26,7 @@ def saved(work: Workload) -> list[Term]:
         )
         return terms
     for layer, count in work.student.layer_kinds().items():
-        parts = saved_per_token(layer, hidden, b, work.sequence, packed=work.packed, delta_kernel=work.delta_kernel)
+        parts = saved_per_token(layer, hidden, b, work.sequence, **_options(work))
         values = {name: value for part in parts for name, value in part.values.items()}
         formula = f"T * L * ({' + '.join(part.formula for part in parts)})"
         name = (
@@ -48,9 +48,13 @@ def without_one_layer(work: Workload, saved: list[Term]) -> Term:
     )
 
 
+def _options(work: Workload) -> dict[str, object]:
+    return {"packed": work.packed, "delta_kernel": work.delta_kernel, "attention": work.student_attention}
+
+
 def _layer_saved(work: Workload) -> float:
     """Bytes per token that the largest layer saves."""
-    options = {"packed": work.packed, "delta_kernel": work.delta_kernel}
+    options = _options(work)
     hidden, b = work.student.hidden, work.student_bytes
     return max(
         total(saved_per_token(layer, hidden, b, work.sequence, **options)) for layer in work.student.layer_kinds()

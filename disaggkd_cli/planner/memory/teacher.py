@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from disaggkd_cli.layouts import Layout
+from disaggkd_cli.planner.memory.attention import mask_bytes
 from disaggkd_cli.planner.memory.layer_tensors import forward_working_set
 from disaggkd_cli.planner.memory.weights import FSDP
-from disaggkd_cli.planner.models.tensor_parallel import whole_parameters
+from disaggkd_cli.planner.models.tensor_parallel import cut_ranks, whole_parameters
 from disaggkd_cli.planner.stages import fullest_stage
 from disaggkd_cli.planner.terms import Term, term
 from disaggkd_cli.planner.workload import Workload
@@ -45,36 +46,38 @@ def teacher_weights(work: Workload, layout: Layout) -> Term:
 
 def teacher_forward(work: Workload, layout: Layout) -> list[Term]:
     """What one forward of the teacher needs beside its part of the weights."""
-    teacher = work.teacher
+    teacher, b, count = work.teacher, work.teacher_bytes, work.micro_batch_tokens
+    heads, mlp = cut_ranks(teacher, layout)
     widest = max(
-        (forward_working_set(layer, teacher.hidden, work.teacher_bytes) for layer in teacher.layer_kinds()),
+        (
+            forward_working_set(
+                layer, teacher.hidden, b, work.sequence,
+                attention=work.teacher_attention, attention_ranks=heads, mlp_ranks=mlp,
+            )
+            for layer in teacher.layer_kinds()
+        ),
         key=lambda one: one.value,
-    )
-    terms = [
-        term(
-            "teacher activations",
-            f"T * ({widest.formula}) / t",
-            widest.source,
-            T=work.micro_batch_tokens,
-            t=layout.ranks if layout.kind == "tensor" else 1,
-            **widest.values,
-        ),
-        term(
-            "teacher residual stream",
-            "T * H_t * b_t",
-            "final hidden states before the rows are picked",
-            T=work.micro_batch_tokens,
-            H_t=teacher.hidden,
-            b_t=work.teacher_bytes,
-        ),
-    ]
+    )  # fmt: skip
+    masks = mask_bytes(teacher.layer_kinds(), work.sequence, work.packed, work.teacher_attention, b)
+    terms = [term("teacher activations", f"T * ({widest.formula})", widest.source, T=count, **widest.values)]
+    if masks:
+        terms.append(
+            term(
+                "attention masks",
+                "T * m * S",
+                "a [S, S] mask for each sequence and kind of attention (memory/attention.py)",
+                T=count,
+                m=masks,
+                S=work.sequence,
+            )
+        )
     if layout.kind == "pipeline":
         terms.append(
             term(
                 "states between stages",
                 "2 * T * H_t * b_t",
                 "one micro-batch being received and one being sent while a third is computed",
-                T=work.micro_batch_tokens,
+                T=count,
                 H_t=teacher.hidden,
                 b_t=work.teacher_bytes,
             )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from disaggkd_cli.layouts import tensor_plan
+from disaggkd_cli.layouts import Layout, tensor_plan
+from disaggkd_cli.layouts.rules import cuts_heads
 from disaggkd_cli.planner.models.parameters import count_parameters
 from disaggkd_cli.planner.models.shapes import DenseMLP, LayerShape, ModelShape
 from disaggkd_cli.planner.models.trained import linear_layers
@@ -34,6 +35,18 @@ def whole_share(shape: ModelShape) -> float:
         _cut_parameters(layer, shape.hidden, plan, active=True) * count for layer, count in shape.layer_kinds().items()
     )
     return 1 - cut / count_parameters(shape).active_layers
+
+
+def cut_ranks(shape: ModelShape, layout: Layout) -> tuple[int, int]:
+    """Ranks that share the attention's heads, and the MLP's width, of each layer."""
+    if layout.kind != "tensor":
+        return 1, 1
+    plan = tensor_plan(shape.model_type) or {}
+    heads = cuts_heads(plan, "num_attention_heads")
+    width = any(
+        style in ("colwise", "packed_colwise", "packed_rowwise") for name, style in plan.items() if "up" in name
+    )
+    return layout.ranks if heads else 1, layout.ranks if width else 1
 
 
 def collective_elements(shape: ModelShape) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from disaggkd_cli.planner.memory.attention import forward_score_bytes, mask_bytes
 from disaggkd_cli.planner.memory.layer_tensors import checkpointed_per_token, forward_working_set, saved_per_token
 from disaggkd_cli.planner.models import resolve_model
 from disaggkd_cli.planner.models.shapes import DenseMLP, ExpertMLP, GatedDeltaNet, LayerShape
@@ -67,8 +68,58 @@ def test_checkpointing_keeps_the_input_only():
 
 
 def test_forward_working_set_takes_the_wider_half():
-    # MLP half: 2 (2*8 + 3*16) = 128; attention half: 2 (2*8 + 3*8 + 3*4) = 104; norms 12*8 = 96.
-    assert forward_working_set(toy_model().layers[0], 8, 2).value == 128
+    # MLP half: 2 (4*8 + 3*16) = 160; attention half: 2 (3*8 + 3*8 + 2*4) = 112; norms 12*8 = 96.
+    assert forward_working_set(toy_model().layers[0], 8, 2).value == 160
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("name", "attention", "packed", "length"),
+    [
+        ("qwen3-0.6b", "auto", False, 1024),
+        ("qwen3-0.6b", "auto", True, 1024),
+        ("qwen3-0.6b", "eager", False, 1024),
+        ("gemma-2-2b", "auto", False, 2048),
+        ("gpt-oss-20b", "auto", False, 4096),
+        ("gemma-3-1b", "eager", False, 4096),
+        ("mixtral-8x7b", "auto", False, 256),
+        ("qwen3-30b-a3b", "auto", False, 256),
+    ],
+)
+def test_a_teachers_forward_against_a_trace(name, attention, packed, length):
+    """Weights apart, the peak of a forward without gradients: kernels keep no scores, eager attention S² of them."""
+    from .planner_tracing import forward_peak
+
+    shape = resolve_model(name, "test")
+    # What no term counts: rotary tables, position ids, a router's scores.
+    traced = forward_peak(name, attention, length, packed=packed)
+    masks = mask_bytes(shape.layer_kinds(), length, packed, attention, 2)
+    widest = max(
+        forward_working_set(layer, shape.hidden, 2, length, attention=attention).value for layer in shape.layer_kinds()
+    )
+    assert (widest + masks * length) * length == pytest.approx(traced, rel=0.025)
+
+
+def test_the_scores_of_known_teachers():
+    """Measured with real tensors: 10.3 and 6.3 bytes a head and pair of tokens with masks, at 8,192 and 16,384."""
+    for name, length, heads, measured in (("gemma-2-27b", 8192, 32, 10.3), ("gpt-oss-20b", 16384, 64, 6.3)):
+        shape = resolve_model(name, "test")
+        scores = forward_score_bytes(shape.layers[0].mixer, "auto", 2) * heads
+        per_head = (scores + mask_bytes(shape.layer_kinds(), length, False, "auto", 2)) / heads
+        assert per_head == pytest.approx(measured, rel=0.04)
+    assert mask_bytes(resolve_model("qwen3-32b", "test").layers, 131_072, True, "auto", 2) == 3
+    assert mask_bytes(resolve_model("qwen3-32b", "test").layers, 131_072, False, "auto", 2) == 0
+    assert mask_bytes(resolve_model("qwen3-32b", "test").layers, 131_072, True, "flash_attention_2", 2) == 0
+
+
+@pytest.mark.parametrize("name", ["gemma-2-2b", "qwen3-0.6b"])
+def test_eager_students_against_autograd(name):
+    from .planner_tracing import saved_by_autograd
+
+    shape = resolve_model(name, "test")
+    traced = saved_by_autograd(name, 2, 256, "eager") - saved_by_autograd(name, 1, 256, "eager")
+    predicted = saved(shape.layers[1], shape.hidden, 2, sequence=256, attention="eager")
+    assert traced / 256 == pytest.approx(predicted, rel=0.005)
 
 
 @pytest.mark.timeout(120)

@@ -115,3 +115,20 @@ def test_a_pipeline_gathers_nothing():
     assert "gathered" not in " ".join(one.name for one in pipeline.binding.terms)
     assert gathered.peak_bytes - pipeline.peak_bytes > 12 * GIB
     assert total(pipeline.binding.terms) / GIB == pytest.approx(58, abs=2)
+
+
+@pytest.mark.parametrize(
+    ("teacher", "sequence", "ranks", "packed", "gib"),
+    [
+        ("gemma-2-27b", 8192, 1, False, 74),
+        ("gemma-2-27b", 16384, 1, False, 138),
+        ("gpt-oss-20b", 16384, 1, False, 141),
+        ("qwen3-32b", 131_072, 2, True, 115),
+    ],
+)
+def test_long_sequences_of_teachers_whose_attention_keeps_scores_or_masks(teacher, sequence, ranks, packed, gib):
+    """Against figures measured with transformers' own attention and real tensors."""
+    config = config_of(teacher, ranks_per_replica=ranks, parallelism="fsdp")
+    config.student.ranks = 8
+    config.data.sequence_length, config.data.packing = sequence, "on" if packed else "off"
+    assert teacher_rank(workload_of(config)).peak_bytes / GIB == pytest.approx(gib, rel=0.05)

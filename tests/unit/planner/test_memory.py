@@ -141,8 +141,7 @@ def test_teacher_rank_by_hand():
     alone = {one.name: one.value for one in memory.teacher_rank(toy_work()).phases[0].terms}
     assert alone == {
         "teacher weights": 2 * teacher,
-        "teacher activations": 64 * max(2 * (2 * 16 + 3 * 8 + 3 * 4), 2 * (2 * 16 + 3 * 16), 12 * 16),
-        "teacher residual stream": 64 * 16 * 2,
+        "teacher activations": 64 * max(2 * (3 * 16 + 3 * 8 + 2 * 4), 2 * (4 * 16 + 3 * 16), 12 * 16),
         "send buffers": 8 * 64 * 16 * 2,
     }
     lonely = memory.teacher_rank(toy_work(student_ranks=1))
