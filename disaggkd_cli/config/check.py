@@ -13,6 +13,7 @@ from disaggkd_cli.config.check_data import data_paths, data_values
 from disaggkd_cli.config.schema import CHOICES, Config
 from disaggkd_cli.errors import UserError
 from disaggkd_cli.losses.divergences import DIVERGENCES, divergence_named
+from disaggkd_cli.model_files import verify_model_directory
 from disaggkd_cli.units import parse_bytes
 
 _AT_LEAST_ONE = (
@@ -182,6 +183,21 @@ def _lora(student: Any) -> Iterator[str]:
         yield "student.lora: fresh random weights would stay random under adapters; start from student.model instead"
 
 
+def _model_files(config: Config) -> Iterator[str]:
+    """Look at the sizes that local models claim, before anything is built from them."""
+    student = config.student
+    for key, source, drawn in (
+        ("teacher.model", config.teacher.model, False),
+        ("student.model", student.model, False),
+        ("student.from_config", student.from_config, True),
+    ):
+        try:
+            if source:
+                verify_model_directory(source, key, drawn=drawn)
+        except UserError as error:
+            yield str(error)
+
+
 def _for_a_run(config: Config) -> Iterator[str]:
     student = config.student
     if not config.teacher.model:
@@ -194,6 +210,7 @@ def _for_a_run(config: Config) -> Iterator[str]:
         source = getattr(student, name)
         if source and (missing := missing_path(source)):
             yield f"student.{name}: {missing}"
+    yield from _model_files(config)
     yield from data_paths(config.data)
     if config.teacher.cache and config.mode == "colocated":
         yield "teacher.cache: replaces teachers elsewhere; set mode=disaggregated, or remove the key"

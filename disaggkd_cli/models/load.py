@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -75,7 +74,7 @@ def load_config(source: ModelSource, key: str) -> Any:
         return AutoConfig.from_pretrained(source.name, **source.arguments())
     except ImportError as error:
         raise UserError(f"{key}: {source.name}: {_one_line(error)} (`pip install 'disaggkd[gguf]'` for GGUF)") from None
-    except (OSError, ValueError, KeyError, json.JSONDecodeError) as error:
+    except Exception as error:  # classes of configurations validate in their own ways, with errors of their own
         raise UserError(f"{key}: {_unreadable(source, error)}") from None
 
 
@@ -199,8 +198,11 @@ def _head_tensors(source: ModelSource, config: Any, key: str) -> dict[str, tuple
     Raises:
         UserError: one has another shape than the configuration says.
     """
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, trust_remote_code=source.trust_remote_code)
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, trust_remote_code=source.trust_remote_code)
+    except Exception as error:  # whatever a model's class says of a configuration that makes no model
+        raise UserError(f"{key}: {_unreadable(source, error)}") from None
     output = model.get_output_embeddings()
     if output is None:
         return None

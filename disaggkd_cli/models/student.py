@@ -7,6 +7,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from disaggkd_cli.config import Config
+from disaggkd_cli.errors import UserError
 from disaggkd_cli.models.layers import student_from_layers
 from disaggkd_cli.models.load import load_causal_lm, load_config, resolve_source
 from disaggkd_cli.models.lora import add_adapters
@@ -36,9 +37,13 @@ def _starting_weights(config: Config) -> nn.Module:
         source = resolve_source(student.from_config, trust_remote_code=student.trust_remote_code)
         model_config = load_config(source, "student.from_config")
         torch.manual_seed(config.seed)
-        model = AutoModelForCausalLM.from_config(
-            model_config, dtype=torch.float32, trust_remote_code=student.trust_remote_code
-        )
+        try:
+            model = AutoModelForCausalLM.from_config(
+                model_config, dtype=torch.float32, trust_remote_code=student.trust_remote_code
+            )
+        except Exception as error:  # whatever a model's class says of a configuration that makes no model
+            told = " ".join(f"{type(error).__name__}: {error}".split())
+            raise UserError(f"student.from_config: {source.name} makes no model ({told[:300]})") from None
         return model.eval()
     source = resolve_source(student.model, trust_remote_code=student.trust_remote_code)
     return load_causal_lm(source, torch.float32, "student.model")

@@ -36,16 +36,17 @@ def test_a_teacher_whose_headers_belong_to_another_run_is_dropped(reference_conf
         while not log.exists() or "teacher 0" not in log.read_text().split("waiting for a teacher", 1)[-1]:
             assert time.monotonic() < deadline, log.read_text() if log.exists() else "no log"
             time.sleep(0.2)
+        stranger.kill()
+        heard, _ = stranger.communicate()
         honest = start(["teacher", str(reference_config), rendezvous])
         code, output = finish(student, 120)
         assert code == 0, output
         finish(honest, 60)
+        assert "a header of another run" in heard + log.read_text()
     finally:
         for process in (student, stranger, honest):
             if process is not None and process.poll() is None:
                 process.kill()
-        heard, _ = stranger.communicate()
-    assert "a header of another run" in heard + log.read_text()
     assert weights_sha256(run) == weights_sha256(reference)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from disaggkd_cli.errors import UserError
+from disaggkd_cli.model_files import read_model_config, verify_model_directory
 from disaggkd_cli.planner.models.families import model_shape
 from disaggkd_cli.planner.models.shapes import ModelShape
 
@@ -61,13 +62,15 @@ def resolve_model(model: str, key: str) -> ModelShape:
 
 
 def _from_file(path: Path, name: str, key: str) -> ModelShape:
+    config = read_model_config(path, key)
+    verify_model_directory(str(path), key)
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise UserError(f"{key}: {path} cannot be read as JSON: {error}") from None
-    if not isinstance(config, dict):
-        raise UserError(f"{key}: {path} holds no mapping, so it is no config.json")
-    return model_shape(config, name, str(path))
+        return model_shape(config, name, str(path))
+    except (TypeError, ValueError, KeyError, AttributeError, ArithmeticError) as error:
+        raise UserError(
+            f"{key}: {path} cannot be understood ({type(error).__name__}: {' '.join(str(error).split())}); take the "
+            "config.json that belongs to the model's weights"
+        ) from None
 
 
 def _hub_cache_config(model: str) -> Path | None:
@@ -103,7 +106,7 @@ def local_fields(model: str) -> dict[str, Any] | None:
     try:
         if file is not None:
             return json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     preset = _preset_of(model)
     return None if preset is None else load_preset(preset)["config"]
