@@ -15,6 +15,7 @@ from disaggkd_cli.config import Config
 from disaggkd_cli.data import lengths_by_row, position_ids_from_lengths
 from disaggkd_cli.errors import RunError
 from disaggkd_cli.launch import Place
+from disaggkd_cli.models.stages import Stage
 from disaggkd_cli.models.verified import VerifiedTeacher, verify_packed_documents
 from disaggkd_cli.replica.pipeline import Pipeline
 from disaggkd_cli.replica.rounds import ReplicaBroken
@@ -57,8 +58,9 @@ def run_stages(
     teacher = load_staged_teacher(config, device, world, identity)
     loaded()
     world.shorten_timeouts()
-    pipeline = Pipeline(place.name, place.rank, place.size, stage_forward(teacher.stage, device), stop)
-    _join_ring(config, world, pipeline, teacher, device)
+    faults = Faults(f"stage {place.replica}.{place.rank}")
+    pipeline = Pipeline(place.name, place.rank, place.size, stage_forward(teacher.stage, device, faults), stop)
+    _join_ring(config, world, pipeline, teacher, device, faults)
     if pipeline.first:
         logger.info("replica %d: %d stages, at most %d requests inside", place.replica, place.size, pipeline.most)
     try:
@@ -113,7 +115,7 @@ def serve_beside(pipeline: Pipeline, serve: Callable[[], Outcome], stop: threadi
     return outcome[0]
 
 
-def stage_forward(stage, device: torch.device) -> Callable[[Request, Tensor | None], Tensor]:
+def stage_forward(stage: Stage, device: torch.device, faults: Faults) -> Callable[[Request, Tensor | None], Tensor]:
     """Return the forward of a stage for `Pipeline`."""
 
     @torch.no_grad()
@@ -123,7 +125,7 @@ def stage_forward(stage, device: torch.device) -> Callable[[Request, Tensor | No
         states = stage.forward(ids, positions, received)
         if stage.last:
             states = states.reshape(-1, states.shape[-1])[request.rows.long().to(device)]
-        states = states.contiguous()
+        states = faults.at_forward(states.contiguous())
         if device.type == "cuda":
             torch.cuda.current_stream(device).synchronize()  # whoever sends it need not queue behind the next forward
         return states
@@ -131,7 +133,9 @@ def stage_forward(stage, device: torch.device) -> Callable[[Request, Tensor | No
     return compute
 
 
-def _join_ring(config: Config, world: World, pipeline: Pipeline, teacher: StagedTeacher, device: torch.device) -> None:
+def _join_ring(
+    config: Config, world: World, pipeline: Pipeline, teacher: StagedTeacher, device: torch.device, faults: Faults
+) -> None:
     """Form the links from the stage before and to the next one, and start what listens and speaks there.
 
     Link k goes from stage k to the next. All ranks form theirs in the order of these numbers: nobody waits in a circle.
@@ -150,7 +154,6 @@ def _join_ring(config: Config, world: World, pipeline: Pipeline, teacher: Staged
         identities = teacher.identities
         link.payloads = world.open_payloads(link, number, side, identities[rank], identities[peer], cuda)
         if outwards:
-            faults = Faults(f"stage {world.name.removeprefix('teacher ')}")
             pipeline.output = StageOutput(link, checksum=config.transport.checksum, faults=faults, lost=lost)
         else:
             dtype = teacher.anatomy.final_dtype if pipeline.first else teacher.anatomy.dtype

@@ -1,5 +1,6 @@
 """Faults of a teacher's link on demand, for tests; how they are ordered stands in `disaggkd_cli.faults`.
 
+Stages of a pipeline are named `stage 0.1` (replica, stage); what they pass on is a payload like any other.
 For example `teacher 1.payload:flip@3` damages the third payload that teacher 1 sends, and `teacher 0.forward:sleep:0.2`
 makes it slow. Points and their actions:
   forward   sleep:SECONDS   raise   hang (an hour)   nan   kill   stop (SIGSTOP)
