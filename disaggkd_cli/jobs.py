@@ -10,7 +10,7 @@ from pathlib import Path
 from disaggkd_cli.config import Config, load, to_yaml
 from disaggkd_cli.errors import DisaggkdError, RunError, UserError
 from disaggkd_cli.launch import STUDENT, TEACHER, Place, discover_rendezvous, find_place, threads_for, under_launcher
-from disaggkd_cli.layouts import Layout, facts_of, require
+from disaggkd_cli.layouts import AUTO, asked_layout, facts_of, require
 from disaggkd_cli.planner.models import local_fields
 from disaggkd_cli.supervise import places, supervise
 from disaggkd_cli.training.run_directory import RunDirectory, Status, log_path, prepare, read_status
@@ -85,8 +85,11 @@ def _check_layout(config: Config) -> None:
         return
     gguf = teacher.model.endswith(".gguf")
     if fields is not None or gguf:
-        layout = Layout(teacher.parallelism, teacher.ranks_per_replica)
-        require(layout, facts_of(fields or {}, teacher.model, gguf=gguf))
+        facts = facts_of(fields or {}, teacher.model, gguf=gguf)
+        layout, reason = asked_layout(teacher.parallelism, teacher.ranks_per_replica, facts)
+        require(layout, facts)
+        if layout.ranks > 1 and teacher.parallelism == AUTO and under_launcher() is None:
+            _log.info("teacher.parallelism=auto: %s, since %s", layout.parallelism, reason)
 
 
 def _roles(command: str) -> tuple[str, ...]:

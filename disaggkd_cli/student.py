@@ -13,6 +13,8 @@ import torch.distributed as dist
 from disaggkd_cli.config import Config
 from disaggkd_cli.errors import DisaggkdError, SavedAndResumable, UserError
 from disaggkd_cli.launch import Place, threads_for
+from disaggkd_cli.layouts import AUTO, PIPELINE
+from disaggkd_cli.layouts.stages import idle_for_want_of_requests
 from disaggkd_cli.runtime import init_group, logger, meet, set_up
 from disaggkd_cli.training.build import build_components, build_module, open_source
 from disaggkd_cli.training.checkpoint import Checkpointer, load_training_state
@@ -79,6 +81,8 @@ def _run(
 
     threads = threads_for(config, place)
     log(f"{place.size} student ranks, {config.teacher_ranks} teacher ranks; {threads} CPU threads a rank")
+    if line := _idle_stages(config):
+        log(f"warning: {line}")
     components = build_components(config, log, directory.root)
     module, optimizer = build_module(config, components, device, log)
     checkpoint = choose_checkpoint(directory.checkpoints, resume, components.identity, log)
@@ -131,6 +135,15 @@ def _run(
     log(f"the student lies in {directory.export}")
     dist.barrier()
     dist.destroy_process_group()
+
+
+def _idle_stages(config: Config) -> str:
+    """Say so where the ring is too shallow for the stages of its teachers."""
+    teacher = config.teacher
+    if not config.teacher_ranks or teacher.parallelism not in (AUTO, PIPELINE):
+        return ""
+    stages = teacher.ranks_per_replica
+    return idle_for_want_of_requests(config.transport.ring_depth, config.student.ranks, stages, teacher.replicas)
 
 
 def _recorded_evaluations(directory: RunDirectory, done: int) -> dict[int, dict[str, float]]:

@@ -16,7 +16,7 @@ ATTENTION = ("auto", "eager", "sdpa", "flash_attention_2")
 CHOICES: dict[str, tuple[str, ...]] = {
     "mode": ("disaggregated", "colocated"),
     "teacher.dtype": ("bfloat16", "float16", "float32"),
-    "teacher.parallelism": ("pipeline", "fsdp", "tensor"),
+    "teacher.parallelism": ("auto", "pipeline", "fsdp", "tensor"),
     "teacher.attention": ATTENTION,
     "student.dtype": ("float32", "bfloat16"),
     "student.attention": ATTENTION,
@@ -53,8 +53,9 @@ class TeacherConfig:
     ranks_per_replica: int = 1
     """Ranks that one replica spans."""
 
-    parallelism: str = "fsdp"
-    """How a replica of several ranks shares its weights: pipeline (each rank a run of layers), fsdp or tensor."""
+    parallelism: str = "auto"
+    """How a replica of several ranks shares its weights: pipeline (each rank a run of layers), fsdp or tensor. auto
+    takes pipeline where the model can be cut into stages, else fsdp; both give the bits of one rank."""
 
     cache: str | None = None
     """A directory of recorded hidden states that stands in for a live teacher."""

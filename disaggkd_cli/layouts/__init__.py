@@ -1,7 +1,32 @@
 """How a teacher may be laid out over the ranks of a replica: the one place that knows, for plans and runs alike."""
 
-from disaggkd_cli.layouts.rules import PARALLELISMS, Layout, choose, require, why_not
+from disaggkd_cli.layouts.rules import (
+    AUTO,
+    FSDP,
+    PARALLELISMS,
+    PIPELINE,
+    TENSOR,
+    Layout,
+    asked_layout,
+    choose,
+    require,
+    why_not,
+)
 from disaggkd_cli.layouts.teacher import TeacherFacts, facts_of
 from disaggkd_cli.layouts.tensor_plans import tensor_plan
 
-__all__ = ["PARALLELISMS", "Layout", "TeacherFacts", "choose", "facts_of", "require", "tensor_plan", "why_not"]
+__all__ = [
+    "AUTO",
+    "FSDP",
+    "PARALLELISMS",
+    "PIPELINE",
+    "TENSOR",
+    "Layout",
+    "TeacherFacts",
+    "asked_layout",
+    "choose",
+    "facts_of",
+    "require",
+    "tensor_plan",
+    "why_not",
+]

@@ -9,6 +9,8 @@ from disaggkd_cli.layouts.teacher import TeacherFacts
 from disaggkd_cli.layouts.tensor_plans import shares_parameters, tensor_plan
 
 ONE_RANK, PIPELINE, FSDP, TENSOR = "one rank", "pipeline", "fsdp", "tensor"
+AUTO = "auto"
+"""What `teacher.parallelism` may say besides, and `choose` decides."""
 PARALLELISMS = (PIPELINE, FSDP, TENSOR)
 
 CARRY_MORE_THAN_HIDDEN_STATES: dict[str, str] = {
@@ -68,6 +70,13 @@ def choose(ranks: int, teacher: TeacherFacts) -> tuple[Layout, str]:
     if refused is None:
         return Layout(PIPELINE, ranks), "a pipeline gives one rank's bits and gathers nothing"
     return Layout(FSDP, ranks), f"no pipeline: {refused.partition(': ')[2].partition(';')[0]}"
+
+
+def asked_layout(parallelism: str, ranks: int, teacher: TeacherFacts) -> tuple[Layout, str]:
+    """Return the layout that `teacher.parallelism` and `teacher.ranks_per_replica` ask for, and why it is that one."""
+    if parallelism == AUTO:
+        return choose(ranks, teacher)
+    return Layout(parallelism, ranks), f"teacher.parallelism={parallelism}"
 
 
 def _why_no_pipeline(ranks: int, teacher: TeacherFacts) -> str | None:

@@ -101,6 +101,23 @@ def describe(division: Sequence[tuple[int, int]]) -> str:
     return "layers " + " | ".join(f"{start}-{stop - 1}" if stop > start + 1 else str(start) for start, stop in division)
 
 
+def idle_for_want_of_requests(ring_depth: int, student_ranks: int, stages: int, replicas: int) -> str:
+    """Return one line when students ask for too little at a time to keep all stages busy, else an empty text.
+
+    Each stage works on a request of its own, so `stages × replicas` must be on their way; students ask for
+    `ring_depth × student_ranks` at most.
+    """
+    asked, needed = ring_depth * student_ranks, stages * replicas
+    if stages == 1 or asked >= needed:
+        return ""
+    depth = -(-needed // student_ranks)
+    return (
+        f"transport.ring_depth: {ring_depth} x {student_ranks} student ranks ask for {asked} requests at a time, and "
+        f"{replicas} x {stages} stages of the teacher work on {needed}: some stages will be idle; set "
+        f"transport.ring_depth={depth}"
+    )
+
+
 def _rounded(value: float) -> float:
     """Sums of the same layers differ in the last bits by the order of adding; such divisions count as equal."""
     return float(f"{value:.12g}")

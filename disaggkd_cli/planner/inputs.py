@@ -10,7 +10,7 @@ from disaggkd_cli.config import Config
 from disaggkd_cli.config.layers import expected_layers
 from disaggkd_cli.config.packing import separates_documents
 from disaggkd_cli.errors import UserError
-from disaggkd_cli.layouts import facts_of
+from disaggkd_cli.layouts import asked_layout, facts_of
 from disaggkd_cli.planner.cluster import cluster_of
 from disaggkd_cli.planner.models import hub_config, resolve_model
 from disaggkd_cli.planner.models.parameters import count_parameters
@@ -43,9 +43,10 @@ def workload_of(config: Config, hardware: str | None = None, gpus: int | None = 
     student = _student_shape(config, teacher)
     share, layer_share, head_trained = _trained(config, student)
     on_cpu = config.launch.device == "cpu"
+    facts = facts_of(hub_config(config.teacher.model, "teacher.model"), config.teacher.model)
     work = Workload(
         teacher=teacher,
-        teacher_facts=facts_of(hub_config(config.teacher.model, "teacher.model"), config.teacher.model),
+        teacher_facts=facts,
         student=student,
         cluster=cluster_of(config, hardware),
         efficiency=_efficiency(config),
@@ -55,7 +56,7 @@ def workload_of(config: Config, hardware: str | None = None, gpus: int | None = 
         replicate=config.student.replicate,
         replicas=config.teacher.replicas,
         ranks_per_replica=config.teacher.ranks_per_replica,
-        parallelism=config.teacher.parallelism,
+        parallelism=asked_layout(config.teacher.parallelism, config.teacher.ranks_per_replica, facts)[0].parallelism,
         trained=share,
         layer_trained=layer_share,
         head_trained=head_trained,

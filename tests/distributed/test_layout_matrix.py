@@ -8,7 +8,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 TEACHERS = {
     "teacher of one rank": [],
-    "sharded teacher": ["teacher.ranks_per_replica=2"],
+    "sharded teacher": ["teacher.ranks_per_replica=2", "teacher.parallelism=fsdp"],
+    "teacher of two stages": ["teacher.ranks_per_replica=2", "teacher.parallelism=pipeline"],
+    "teacher of three stages": ["teacher.ranks_per_replica=3", "teacher.parallelism=pipeline"],
     "tensor-parallel teacher": ["teacher.ranks_per_replica=2", "teacher.parallelism=tensor"],
 }
 STUDENTS = {

@@ -25,7 +25,7 @@ from tests.support.runs import (
     write_config,
 )
 
-SHARDED = ("teacher.ranks_per_replica=2",)
+SHARDED = ("teacher.ranks_per_replica=2", "teacher.parallelism=fsdp")
 SLOW = ",".join(f"teacher {rank}.forward:sleep:0.3" for rank in ("0.0", "0.1", "1.0", "1.1"))
 """An order to take so long for every answer that there is time to disturb a run."""
 TENSOR = ("teacher.ranks_per_replica=2", "teacher.parallelism=tensor")

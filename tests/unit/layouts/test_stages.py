@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from disaggkd_cli.layouts.stages import describe, divide_layers, heaviest
+from disaggkd_cli.layouts.stages import describe, divide_layers, heaviest, idle_for_want_of_requests
 
 
 def every_division(count: int, stages: int):
@@ -51,3 +51,12 @@ def test_what_cannot_be(weights, stages):
 
 def test_words():
     assert describe(((0, 12), (12, 13), (13, 24))) == "layers 0-11 | 12 | 13-23"
+
+
+@pytest.mark.parametrize(
+    ("depth", "students", "stages", "replicas", "wanted"),
+    [(3, 1, 1, 9, None), (3, 1, 3, 1, None), (3, 1, 4, 1, 4), (3, 2, 4, 2, 4), (1, 3, 4, 1, 2), (2, 8, 8, 2, None)],
+)
+def test_a_ring_too_shallow_for_the_stages_is_said(depth, students, stages, replicas, wanted):
+    said = idle_for_want_of_requests(depth, students, stages, replicas)
+    assert said.endswith(f"set transport.ring_depth={wanted}") if wanted else said == ""
