@@ -116,7 +116,7 @@ def test_a_second_wait_for_one_transfer_returns_at_once():
     sent.wait()
 
 
-def done_by_a_teacher(posted_ahead):
+def done_by_a_teacher(posted_ahead, checksum=True):
     """Return, in order, what the sending thread does for two replies."""
     done = []
 
@@ -137,13 +137,13 @@ def done_by_a_teacher(posted_ahead):
             return transfer(f"payload {int(staged[0])}")
 
     def start_header(header):
-        assert header.checksum
+        assert bool(header.checksum) is checksum
         done.append(f"ready {header.ticket}")
         return transfer(f"ready {header.ticket}")
 
     link = SimpleNamespace(payloads=Payloads(), start_header=start_header)
     server = SimpleNamespace(
-        identity=Identity("teacher 0"), device=torch.device("cpu"), timeout=4, checksum=True,
+        identity=Identity("teacher 0"), device=torch.device("cpu"), timeout=4, checksum=checksum,
         faults=SimpleNamespace(at_payload=lambda payload, ready: payload),
         reply_gone=lambda link, buffer: done.append(f"free {buffer}"),
     )  # fmt: skip
@@ -165,3 +165,7 @@ def test_where_nothing_is_posted_ahead_a_payload_starts_after_its_ready_and_the_
     assert done[done.index("ready 2") :] == [
         "ready 2", "ready 2 over", "payload 1 over", "free 1", "payload 2", "ready 2 over",
     ]  # fmt: skip
+
+
+def test_without_the_checksum_switch_a_ready_carries_none():
+    assert done_by_a_teacher(posted_ahead=True, checksum=False)  # which looks at each header
