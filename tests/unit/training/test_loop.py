@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from disaggkd_cli.config import Config
 from disaggkd_cli.errors import RunError
@@ -112,3 +113,37 @@ def test_the_bottleneck_is_named_once_and_again_when_it_moves():
 
 def test_nothing_is_said_when_nobody_waits():
     assert advised([(0.01, 0.1)]) == []
+
+
+def test_a_step_stalls_for_all_of_its_micro_batches(monkeypatch):
+    config = Config()
+    config.train.accumulation = 3
+    config.train.clip_norm = 0.0
+    weight = torch.nn.Parameter(torch.ones(2))
+    item = SimpleNamespace(
+        evaluation=False, step=0, tokens=5, supervised_rows=4, batch=SimpleNamespace(to=lambda device: None)
+    )
+    stalls = iter([0.5, 0.0, 0.25])
+
+    class Module(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = weight
+
+        def forward(self, *_):
+            return self.weight.sum(), SimpleNamespace(**{name: torch.zeros(()) for name in loop._PARTS})
+
+    def take(_):
+        return SimpleNamespace(item=item, hidden=None, release=lambda: None, stall_seconds=next(stalls))
+
+    recorded = []
+    monkeypatch.setattr(loop, "_take_together", take)
+    monkeypatch.setattr(loop, "_record", lambda run, *figures: recorded.append(figures))
+    run = SimpleNamespace(
+        config=config, done=0, plan=SimpleNamespace(rank=0), module=Module(), device="cpu",
+        optimizer=torch.optim.SGD([weight], lr=0.1),
+    )  # fmt: skip
+    loop._step(run)
+    parts, norm, rate, stall, tokens, rows, seconds = recorded[0]
+    assert stall == 0.75
+    assert tokens == 15
