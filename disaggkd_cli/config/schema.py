@@ -338,6 +338,10 @@ class HardwareConfig:
     teacher_gpu: str | None = None
     """GPU of the teacher's nodes, when it differs from the student's."""
 
+    supervised_share: Any = "auto"
+    """Share of the tokens that are trained on, 0 to 1; auto looks at the first records of local `data.train`, and takes
+    1 where it cannot tell. Only rows of such tokens travel."""
+
     catalogue: str | None = None
     """A YAML file of your own that adds to or overrides the shipped hardware catalogue."""
 

@@ -69,7 +69,7 @@ def roles_of(work: Workload, mode: str) -> dict[str, RankMemory]:
         return {"colocated": colocated_rank(work, fused=False)}
     if mode == "colocated_fused":
         return {"colocated": colocated_rank(work, fused=True)}
-    student = {"student": student_rank(work)}
+    student = {"student": student_rank(work, fused=work.implementation == "fused")}
     return student if work.cached else {**student, "teacher": teacher_rank(work)}
 
 

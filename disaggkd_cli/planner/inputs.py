@@ -14,8 +14,10 @@ from disaggkd_cli.layouts import asked_layout, facts_of
 from disaggkd_cli.planner.cluster import cluster_of
 from disaggkd_cli.planner.models import hub_config, resolve_model
 from disaggkd_cli.planner.models.parameters import count_parameters
+from disaggkd_cli.planner.models.quantised import quantised_of
 from disaggkd_cli.planner.models.shapes import ModelShape
 from disaggkd_cli.planner.models.trained import adapter_parameters, trained_share
+from disaggkd_cli.planner.supervised import supervised_share
 from disaggkd_cli.planner.workload import Efficiency, Workload, is_hybrid
 from disaggkd_cli.units import parse_bytes
 from disaggkd_cli.wire import format_of
@@ -43,12 +45,19 @@ def workload_of(config: Config, hardware: str | None = None, gpus: int | None = 
     student = _student_shape(config, teacher)
     share, layer_share, head_trained = _trained(config, student)
     on_cpu = config.launch.device == "cpu"
-    facts = facts_of(hub_config(config.teacher.model, "teacher.model"), config.teacher.model)
+    cluster = cluster_of(config, hardware)
+    fields = hub_config(config.teacher.model, "teacher.model")
+    quantised = quantised_of(
+        fields, "teacher.model", architecture=cluster.teacher_gpu.architecture, on_cpu=cluster.device == "cpu"
+    )
+    facts = facts_of(fields, config.teacher.model, quantization=quantised and quantised.method)
     work = Workload(
         teacher=teacher,
         teacher_facts=facts,
+        quantised=quantised,
+        supervised=supervised_share(config.hardware.supervised_share, config.data),
         student=student,
-        cluster=cluster_of(config, hardware),
+        cluster=cluster,
         efficiency=_efficiency(config),
         teacher_bytes=_BYTES[config.teacher.dtype],
         student_bytes=_BYTES[config.student.dtype],

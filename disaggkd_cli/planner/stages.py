@@ -7,6 +7,7 @@ from itertools import accumulate
 
 from disaggkd_cli.layouts.stages import divide_layers, heaviest
 from disaggkd_cli.planner.models.parameters import count_parameters, layer_parameters
+from disaggkd_cli.planner.models.quantised import Quantised, backbone_bytes
 from disaggkd_cli.planner.models.shapes import ModelShape
 
 
@@ -32,13 +33,13 @@ def slowest_share(shape: ModelShape, stages: int) -> float:
 
 
 @lru_cache(maxsize=256)
-def fullest_stage(shape: ModelShape, stages: int) -> int:
-    """Parameters of the stage that holds most: its layers, and embedding or final norm at the ends."""
+def fullest_stage(shape: ModelShape, stages: int, element_bytes: int = 2, quantised: Quantised | None = None) -> float:
+    """Bytes of the stage that holds most: its layers, and embedding or final norm at the ends."""
     counted = count_parameters(shape)
-    sizes = {layer: layer_parameters(layer, shape.hidden) for layer in shape.layer_kinds()}
-    held = [sum(sizes[layer] for layer in shape.layers[start:stop]) for start, stop in division(shape, stages)]
-    held[0] += counted.embedding
-    held[-1] += counted.final_norm
+    sizes = backbone_bytes(shape, element_bytes, quantised)
+    held = [sum(sizes[start:stop]) for start, stop in division(shape, stages)]
+    held[0] += element_bytes * counted.embedding
+    held[-1] += element_bytes * counted.final_norm
     return max(held)
 
 

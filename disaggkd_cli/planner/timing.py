@@ -185,7 +185,7 @@ def colocated_timing(work: Workload, *, fused: bool) -> Timing:
 
 def disaggregated_timing(work: Workload) -> Timing:
     """Teacher and student work at the same time; the ring evens their jitter out."""
-    teacher, student = teacher_time(work), student_time(work)
+    teacher, student = teacher_time(work), student_time(work, fused=work.implementation == "fused")
     tokens = work.micro_batch_tokens
     if work.cached:
         part = _rate(STUDENT, "W * T / t", "all ranks, one micro-batch each", work, t=student.value)

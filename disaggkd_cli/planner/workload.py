@@ -12,6 +12,7 @@ from disaggkd_cli.losses.placement import HeadTraffic
 from disaggkd_cli.planner.constants import constant
 from disaggkd_cli.planner.hardware import Gpu
 from disaggkd_cli.planner.models.parameters import Parameters, count_parameters
+from disaggkd_cli.planner.models.quantised import Quantised
 from disaggkd_cli.planner.models.shapes import ExpertMLP, GatedDeltaNet, ModelShape
 
 MODES = ("colocated_full", "colocated_fused", "disaggregated_fused")
@@ -57,6 +58,8 @@ class Workload:
             `root_trained`: whether its head, or anything outside of the layers, is among them.
         micro_batch_tokens: T; sequence: S; accumulation: micro-batches of one step.
         supervised: share of the tokens whose rows travel and are trained on.
+        quantised: how a teacher's own ranks hold its matrices; None: as `teacher_bytes`. Colocated ones shard them,
+            which takes the plain form.
         teacher_attention, student_attention: `auto` or the kernels that the config asks for.
         packed: rows hold several documents.
         checkpointing: full activation checkpointing of the student's layers.
@@ -100,6 +103,7 @@ class Workload:
     nccl_links: bool = True
     delta_kernel: str = "fla"
     cached: bool = False
+    quantised: Quantised | None = None
     teacher_attention: str = "auto"
     student_attention: str = "auto"
     compiled: bool = False

@@ -18,10 +18,9 @@ def teacher_weights(work: Workload, layout: Layout) -> Term:
     if layout.kind == "pipeline":
         return term(
             "teacher weights",
-            "b_t * N_stage",
-            "the fullest stage of the pipeline: its layers, and the embedding on the first",
-            b_t=b,
-            N_stage=fullest_stage(shape, layout.ranks),
+            "stage",
+            "bytes of the fullest stage of the pipeline: its layers, and the embedding on the first" + _held_as(work),
+            stage=fullest_stage(shape, layout.ranks, b, work.quantised),
         )
     if layout.kind == "tensor":
         return term(
@@ -34,6 +33,13 @@ def teacher_weights(work: Workload, layout: Layout) -> Term:
             whole=whole_parameters(shape),
             W_t=layout.ranks,
         )
+    if layout.kind == "one rank" and work.quantised:
+        return term(
+            "teacher weights",
+            "backbone",
+            "bytes of the backbone; the head is apart" + _held_as(work),
+            backbone=fullest_stage(shape, 1, b, work.quantised),
+        )
     return term(
         "teacher weights",
         "b_t * N_t / W_t",
@@ -42,6 +48,11 @@ def teacher_weights(work: Workload, layout: Layout) -> Term:
         N_t=counted.backbone,
         W_t=layout.ranks,
     )
+
+
+def _held_as(work: Workload) -> str:
+    held = work.quantised
+    return f"; matrices as {held.method}, {held.weight_bytes:.3g} bytes a weight" if held else ""
 
 
 def teacher_forward(work: Workload, layout: Layout) -> list[Term]:

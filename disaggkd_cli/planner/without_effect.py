@@ -1,0 +1,51 @@
+"""Keys of a config that change nothing in a plan, and why. Every other key of the schema changes it; a test looks."""
+
+_ORDER = "which texts, and in what order; a plan counts tokens"
+_TIMES_NOT_MODELLED = "evaluation and checkpoint writes are not modelled"
+_OPTIMISATION = "changes values, not sizes"
+
+WITHOUT_EFFECT: dict[str, str] = {
+    "seed": _ORDER,
+    "run_dir": "where files lie",
+    "teacher.trust_remote_code": "decides whether code may run, not what it takes",
+    "student.trust_remote_code": "decides whether code may run, not what it takes",
+    "student.lora.alpha": _OPTIMISATION,
+    "student.lora.dropout": "masks inside adapters are not modelled",
+    "student.router_aux_weight": "a few kilobytes of router scores a token, beside hundreds that a layer keeps",
+    "loss.beta": _OPTIMISATION,
+    "loss.kd_weight": _OPTIMISATION,
+    "loss.ce_weight": "cross-entropy is computed for the log in any case",
+    "data.eval": _TIMES_NOT_MODELLED,
+    "data.eval_sequences": _TIMES_NOT_MODELLED,
+    "data.format": _ORDER,
+    "data.long_documents": _ORDER,
+    "data.records": "which tokens are trained on is measured in the data itself, see hardware.supervised_share",
+    "data.columns": _ORDER,
+    "data.text_documents": _ORDER,
+    "data.chat_template": _ORDER,
+    "data.template_arguments": _ORDER,
+    "data.length_bucketing": "padding is not modelled: a micro-batch is planned as full",
+    "data.cache": "host side",
+    "data.workers": "host side",
+    "data.streaming": "host side",
+    "data.shuffle_tokens": "host side",
+    "train.steps": "a plan is of one step",
+    "train.learning_rate": _OPTIMISATION,
+    "train.warmup_steps": _OPTIMISATION,
+    "train.schedule": _OPTIMISATION,
+    "train.weight_decay": _OPTIMISATION,
+    "train.clip_norm": "the norm is a number; scaling gradients is part of the optimizer's pass",
+    "train.adam_betas": _OPTIMISATION,
+    "train.eval_every": _TIMES_NOT_MODELLED,
+    "train.save_every": _TIMES_NOT_MODELLED,
+    "train.keep_checkpoints": "on disk",
+    "train.on_save_error": "after a fault",
+    "train.stop_at": "a plan is of one step",
+    "transport.timeout": "after a fault",
+    "transport.teacher_wait": "after a fault",
+    "transport.checksum": "host side, gloo only",
+    "launch.rendezvous": "an address",
+    "launch.threads": "host side",
+    "launch.bind": "an address",
+}
+"""Dotted key -> why it changes nothing."""
