@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 
 from disaggkd_cli.errors import UserError
 
@@ -45,3 +46,13 @@ def format_seconds(seconds: float) -> str:
     if minutes < 60:
         return f"{minutes} min {rest:02d} s"
     return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def printable(text: str) -> str:
+    """Return `text` with whatever could steer a terminal or reorder a line spelled out: control characters but
+    newlines, and Unicode's own controls and direction marks."""
+    return "".join(one if one == "\n" or not _steers(one) else one.encode("unicode_escape").decode() for one in text)
+
+
+def _steers(character: str) -> bool:
+    return unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp")

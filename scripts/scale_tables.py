@@ -28,7 +28,7 @@ from disaggkd_cli.planner.traffic import traffic  # noqa: E402
 
 DISCOVERY_SECONDS, WATCH_SECONDS, HEARTBEAT_SECONDS, LOOK_SECONDS = 0.2, 0.1, 1.0, 30.0
 LOOKS_PER_SECOND, SEND_BUFFERS, MOST_REPLIES = 5000, 2, 8
-"""As in transport/ (pool, server, rendezvous, neighbours, teacher_link, send_buffers); tests/unit/scripts compares."""
+"""As in transport/ (discovery, server, rendezvous, neighbours, teacher_link, send_buffers); tests/unit/scripts compares."""
 HOURS_BETWEEN_FAILURES = 16384 * 54 * 24 / 419
 """Of one GPU: Llama 3's training had 419 unplanned interruptions in 54 days on 16,384 GPUs (arXiv:2407.21783)."""
 

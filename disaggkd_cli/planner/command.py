@@ -13,6 +13,7 @@ from disaggkd_cli.planner.inputs import workload_of
 from disaggkd_cli.planner.options import PlanOptions
 from disaggkd_cli.planner.plan import Plan, as_json, figures, make_plan
 from disaggkd_cli.planner.terms import explain
+from disaggkd_cli.units import printable
 
 EXIT_FITS, EXIT_NOTHING_FITS = 0, 3
 
@@ -64,7 +65,8 @@ def plan_command(config: Config, options: PlanOptions, console: Console | None =
 
 def _print(plan: Plan, options: PlanOptions, console: Console) -> None:
     if options.explain:
-        console.print(explain(dict(figures(plan)), options.explain), markup=False, highlight=False, soft_wrap=True)
+        text = printable(explain(dict(figures(plan)), options.explain))
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
         return
     simulated = None
     if options.simulate:
@@ -89,7 +91,7 @@ def _print(plan: Plan, options: PlanOptions, console: Console) -> None:
 
         console.print(simulation_table(plan, simulated))
     if options.html:
-        console.print(f"wrote {options.html}")
+        console.print(printable(f"wrote {options.html}"), markup=False, highlight=False)
 
 
 def _write(path: Path, text: str) -> None:

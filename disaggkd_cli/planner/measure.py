@@ -24,6 +24,7 @@ from disaggkd_cli.planner.timing import (
 )
 from disaggkd_cli.planner.traffic import traffic
 from disaggkd_cli.planner.workload import Workload
+from disaggkd_cli.units import printable
 
 _WARM_UP = 0.2
 """Share of a run's first steps that count as warm-up and are left out of the medians."""
@@ -71,7 +72,8 @@ def measure_command(
             "# Written by `disaggkd plan --calibrate`; use it as hardware.calibration.\n" + yaml.safe_dump(fitted),
             encoding="utf-8",
         )
-        console.print(f"wrote {path}: " + ", ".join(f"{key} {value}" for key, value in fitted.items()))
+        written = f"wrote {path}: " + ", ".join(f"{key} {value}" for key, value in fitted.items())
+        console.print(printable(written), markup=False, highlight=False)
         return 0
     rows = compare(work, recorded)
     if as_json:

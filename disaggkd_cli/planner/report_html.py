@@ -11,7 +11,15 @@ from disaggkd_cli.planner.html_frontier import frontier_svg
 from disaggkd_cli.planner.memory import Phase
 from disaggkd_cli.planner.network import collective_rate, link_rate
 from disaggkd_cli.planner.plan import ModePlan, Plan, figures
-from disaggkd_cli.planner.report_text import TITLES, cost_text, per_second, teacher_text, times_text, tokens_text
+from disaggkd_cli.planner.report_text import (
+    TITLES,
+    cost_text,
+    per_second,
+    teacher_text,
+    times_text,
+    tokens_text,
+    verdict_lines,
+)
 from disaggkd_cli.units import format_bytes
 
 
@@ -55,9 +63,9 @@ def _facts(plan: Plan) -> str:
 def _verdict(plan: Plan) -> str:
     mode = plan.verdict.mode
     headline = "Nothing fits" if mode is None else f"Take: {TITLES[mode]}"
-    reason = escape(plan.verdict.reason[:1].upper() + plan.verdict.reason[1:])
     kind = "bad" if mode is None else "good"
-    return f'<section class="verdict {kind}"><h2>{headline}</h2><p>{reason}.</p></section>'
+    lines = "".join(f"<dt>{escape(label)}</dt><dd>{escape(text)}</dd>" for label, text in verdict_lines(plan))
+    return f'<section class="verdict {kind}"><h2>{headline}</h2><dl>{lines}</dl></section>'
 
 
 def _card(plan: Plan, one: ModePlan) -> str:
@@ -175,12 +183,24 @@ def _splits(plan: Plan) -> str:
     if not plan.splits:
         return ""
     rows = "".join(
-        f"<tr><td>{split.student_ranks}</td><td>{split.replicas} × "
-        f"{split.ranks_per_replica}</td><td>{per_second(split.tokens_per_second)}</td>"
+        f"<tr><td>{split.student_ranks}</td><td>{split.replicas} × {split.ranks_per_replica}</td>"
+        f"<td>{escape(split.parallelism) if split.ranks_per_replica > 1 else ''}</td>"
+        f"<td>{split.micro_batch_sequences:g} × {split.accumulation}</td>"
+        f"<td>{'full' if split.checkpointing else 'none'}</td><td>{per_second(split.tokens_per_second)}</td>"
         f"<td>{escape(split.bottleneck)}</td><td>{split.rounding_loss:.0%}</td></tr>"
         for split in plan.splits
     )
-    head = "<tr><th>student</th><th>teachers</th><th>speed</th><th>bottleneck</th><th>lost to rounding</th></tr>"
+    names = (
+        "student",
+        "teachers",
+        "layout",
+        "sequences × accumulation",
+        "checkpointing",
+        "speed",
+        "bottleneck",
+        "lost to rounding",
+    )
+    head = f"<tr>{''.join(f'<th>{name}</th>' for name in names)}</tr>"
     return f"<section><h2>{plan.gpus} GPUs, divided</h2><table>{head}{rows}</table></section>"
 
 

@@ -1,5 +1,5 @@
 """The plan as a page of text that a person grasps in half a minute: verdict, three modes, memory bars, links, what
-moves what."""
+moves what. It reads well from 80 columns on."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from disaggkd_cli.planner.colours import COMPONENT_COLOURS, family
 from disaggkd_cli.planner.constants import ERROR_BANDS, NOT_MODELLED
 from disaggkd_cli.planner.efficiency import KERNELS
 from disaggkd_cli.planner.memory import Phase, RankMemory
-from disaggkd_cli.planner.network import collective_rate, link_rate
+from disaggkd_cli.planner.network import collective_rate, link_rate, on_one_node
 from disaggkd_cli.planner.plan import ModePlan, Plan
 from disaggkd_cli.planner.workload import Workload
-from disaggkd_cli.units import format_bytes, format_seconds
+from disaggkd_cli.units import format_bytes, format_seconds, printable
 
 TITLES = {
     "colocated_full": "colocated, full logits",
     "colocated_fused": "colocated, fused loss",
     "disaggregated_fused": "disaggregated, fused loss",
 }
-_BAR = 40
+_BESIDE_BAR = 54
+"""Columns of a line of memory that are not its bar: role, phase, bytes, mark."""
 
 
-def print_plan(plan: Plan, console: Console, budget_tokens: float | None = None) -> None:
+def print_plan(plan: Plan, console: Console) -> None:
     """Print the whole page."""
     console.print(_heading(plan))
     console.print(_verdict(plan))
     console.print(_modes_table(plan))
-    for name in _shown_modes(plan):
-        console.print(_bars(plan.modes[name]))
-    console.print(_links(plan))
+    console.print(_bars(plan.modes[plan.verdict.mode or "disaggregated_fused"], console.width))
     if plan.splits:
         console.print(_splits_table(plan))
-    console.print(_moves(plan))
-    console.print(_small_print(plan.work))
+        columns = "micro-batch: sequences × accumulation; again: with activation checkpointing\n"
+        console.print(Text(columns, style="dim"))
+    console.print(_notes(plan))
 
 
 def per_second(rate: float) -> str:
@@ -56,184 +56,6 @@ def teacher_text(parameters: float) -> str:
     return f"{parameters / 1e9:,.0f} B" if parameters else "none"
 
 
-def _heading(plan: Plan) -> Text:
-    work = plan.work
-    line = Text()
-    for side in ("teacher", "student"):
-        shape, counted = getattr(work, side), getattr(work, f"{side}_parameters")
-        active = "" if counted.active == counted.total else f", {counted.active / 1e9:.2f} B active"
-        line.append(f"{side} ", style="dim")
-        line.append(shape.name, style="bold")
-        line.append(f" ({counted.total / 1e9:.2f} B{active})   ")
-    cluster = work.cluster
-    line.append(
-        f"\non {_hardware(work)}, {cluster.gpus_per_node} a node, {cluster.nic_gb_per_s * 8:g} Gbit/s a GPU; ",
-        style="dim",
-    )
-    line.append(
-        f"micro-batch {work.micro_batch_tokens:,} tokens of {work.sequence:,}, "
-        f"{'bfloat16' if work.student_bytes == 2 else 'float32'} "
-        f"compute, {'full' if work.checkpointing else 'no'} activation checkpointing, {work.divergence}\n",
-        style="dim",
-    )
-    return line
-
-
-def _hardware(work: Workload) -> str:
-    student, teacher = work.cluster.student_gpu.name, work.cluster.teacher_gpu.name
-    return student if student == teacher else f"{student} (student) and {teacher} (teacher)"
-
-
-def _verdict(plan: Plan) -> Panel:
-    mode = plan.verdict.mode
-    title = "nothing fits" if mode is None else f"take: {TITLES[mode]}"
-    return Panel(
-        Text(plan.verdict.reason), title=title, title_align="left", border_style="red" if mode is None else "green"
-    )
-
-
-def _modes_table(plan: Plan) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for name in (
-        "mode",
-        "fits",
-        "GPUs",
-        "peak a rank (usable)",
-        "fullest in",
-        "speed",
-        "bottleneck",
-        "largest micro-batch",
-    ):
-        table.add_column(name, justify="right" if name in ("GPUs", "speed", "largest micro-batch") else "left")
-    for name, one in plan.modes.items():
-        peaks = "\n".join(f"{role} {_peak(memory, one.usable[role].value)}" for role, memory in one.ranks.items())
-        phases = "\n".join(memory.binding.name for memory in one.ranks.values())
-        table.add_row(
-            Text(TITLES[name], style="bold" if name == plan.verdict.mode else ""),
-            Text("yes", style="green") if one.fits else Text("no", style="red"),
-            _gpus(one),
-            peaks,
-            phases,
-            per_second(one.timing.tokens_per_second) if one.fits else "-",
-            one.timing.bottleneck if one.fits else "-",
-            tokens_text(one.max_micro_batch_tokens),
-        )
-    return table
-
-
-def _gpus(one: ModePlan) -> str:
-    if one.mode != "disaggregated_fused":
-        return str(one.gpus)
-    return f"{one.work.student_ranks} + {one.work.teacher_ranks}"
-
-
-def _peak(memory: RankMemory, allowed: float) -> str:
-    return f"{memory.peak_bytes / 2**30:.1f} ({allowed / 2**30:.1f}) GiB"
-
-
-def _shown_modes(plan: Plan) -> list[str]:
-    recommended = plan.verdict.mode or "disaggregated_fused"
-    return [recommended]
-
-
-def _bars(one: ModePlan) -> Group:
-    """One bar a phase, scaled to what is usable (or to the peak, where that is more)."""
-    lines: list[Text] = [Text(f"\nmemory of {TITLES[one.mode]}, by phase", style="dim")]
-    used: list[str] = []
-    for role, memory in one.ranks.items():
-        allowed = one.usable[role].value
-        scale = max(allowed, memory.peak_bytes)
-        for phase in memory.phases:
-            lines.append(_bar(role, phase, scale, allowed, phase is memory.binding))
-            used += [family(part.name) for part in phase.terms]
-    legend = Text("  ")
-    for name in dict.fromkeys(used):
-        legend.append("█ ", style=COMPONENT_COLOURS[name])
-        legend.append(f"{name}  ", style="dim")
-    return Group(*lines, legend)
-
-
-def _bar(role: str, phase: Phase, scale: float, allowed: float, binding: bool) -> Text:
-    line = Text(f"  {role:<9} {phase.name:<21} ")
-    filled, drawn = 0.0, 0
-    sums: dict[str, float] = {}
-    for part in phase.terms:
-        sums[family(part.name)] = sums.get(family(part.name), 0.0) + part.value
-    for name, value in sums.items():
-        filled += value
-        width = round(filled / scale * _BAR) - drawn
-        line.append("█" * width, style=COMPONENT_COLOURS[name])
-        drawn += width
-    limit = round(allowed / scale * _BAR)
-    line.append("·" * max(limit - drawn, 0), style="dim")
-    line.append(" " * (_BAR - max(limit, drawn)))
-    style = "bold" + (" red" if phase.bytes > allowed else "") if binding else ("red" if phase.bytes > allowed else "")
-    line.append(f" {phase.bytes / 2**30:6.1f} GiB", style=style)
-    line.append("  fullest" if binding else "", style="bold")
-    return line
-
-
-def _links(plan: Plan) -> Text:
-    work, flow = plan.work, plan.traffic
-    rate = plan.modes["disaggregated_fused"].timing.tokens_per_second
-    bytes_per_token = flow.hidden_states.value
-    text = Text("\nlinks  ", style="dim")
-    text.append(f"hidden states {bytes_per_token:,.0f} B a token", style="bold")
-    text.append(f" (logits would be {flow.logits.value:,.0f}, top-64 {flow.top_k.value:,.0f} and not exact); at ")
-    text.append(f"{per_second(rate)} {bytes_per_token * rate * work.supervised / 1e9:,.2f} GB/s in all, ")
-    text.append(
-        f"{bytes_per_token * rate * work.supervised / 1e9 / work.student_ranks:,.3f} of "
-        f"{link_rate(work):,.1f} GB/s a student rank\n"
-    )
-    text.append(f"       FSDP moves {format_bytes(flow.fsdp.value)} a rank and micro-batch at ")
-    text.append(f"{collective_rate(work.cluster, work.shard_ranks, work.cluster.student_gpu):,.0f} GB/s")
-    text.append(f"; a colocated teacher would add {format_bytes(flow.colocated_teacher.value)}\n")
-    text.append(
-        f"       {plan.ratio:.2f} teacher GPUs keep one student GPU busy; ring depth {plan.ring_depth} is enough\n"
-    )
-    return text
-
-
-def _splits_table(plan: Plan) -> Table:
-    table = Table(
-        box=None, padding=(0, 2, 0, 0), header_style="dim", title=f"splits of {plan.gpus} GPUs", title_justify="left"
-    )
-    for name in ("student", "teachers", "speed", "bottleneck", "lost to rounding"):
-        table.add_column(name, justify="right")
-    for split in plan.splits:
-        table.add_row(
-            str(split.student_ranks),
-            f"{split.replicas} x {split.ranks_per_replica}",
-            per_second(split.tokens_per_second),
-            split.bottleneck,
-            f"{split.rounding_loss:.0%}",
-        )
-    return table
-
-
-def _moves(plan: Plan) -> Text:
-    text = Text()
-    for name, one in plan.modes.items():
-        if one.why_not:
-            text.append(f"{TITLES[name]}: ", style="bold")
-            text.append(f"{one.why_not}\n")
-    best = plan.modes[plan.verdict.mode or "disaggregated_fused"]
-    largest = ", ".join(
-        f"{teacher_text(one.max_teacher_parameters)} ({TITLES[name]})" for name, one in plan.modes.items()
-    )
-    text.append("largest teacher, layers as wide as these: ", style="dim")
-    text.append(largest + "\n")
-    if best.knobs:
-        text.append("largest micro-batch, ", style="dim")
-        text.append(f"now {tokens_text(best.max_micro_batch_tokens)}: ", style="dim")
-        text.append(
-            ", ".join(f"{knob.change} -> {tokens_text(knob.max_micro_batch_tokens)}" for knob in best.knobs[:4]) + "\n"
-        )
-    text.append("a billion tokens: ", style="dim")
-    text.append(cost_text(best))
-    return text
-
-
 def cost_text(one: ModePlan) -> str:
     """What a billion tokens take: time, GPU-hours, and money where prices are known."""
     cost, cluster = one.cost, one.work.cluster
@@ -248,14 +70,6 @@ def cost_text(one: ModePlan) -> str:
     return f"{text}, {money:,.0f} at {prices}{source}"
 
 
-def _small_print(work: Workload) -> Text:
-    text = Text("\n", style="dim")
-    text.append(times_text(work) + "\n")
-    text.append("error bands: " + "; ".join(f"{name} {band}" for name, band in ERROR_BANDS.items()) + "\n")
-    text.append(f"not modelled: {len(NOT_MODELLED)} things, see --json or --html; any figure: --explain TERM")
-    return text
-
-
 def times_text(work: Workload) -> str:
     """What the times rest on."""
     if work.efficiency.calibrated_from:
@@ -267,3 +81,228 @@ def times_text(work: Workload) -> str:
     if assumed:
         text += f"; none on {' and '.join(assumed)}, so as on Hopper"
     return text + "; --calibrate RUN_DIR fits them to a run of yours"
+
+
+def verdict_lines(plan: Plan) -> list[tuple[str, str]]:
+    """The verdict in five lines that need no other knowledge: take, because, costs, limited by, to change."""
+    verdict = plan.verdict
+    if verdict.mode is None:
+        return [("because", verdict.reason)]
+    one = plan.modes[verdict.mode]
+    lines = [
+        ("take", verdict.take),
+        ("because", verdict.reason),
+        ("costs", f"{per_second(one.timing.tokens_per_second)}; a billion tokens: {cost_text(one)}"),
+        ("limited by", verdict.limited_by),
+    ]
+    return [*lines, ("to change", verdict.change)] if verdict.change else lines
+
+
+def _labelled(lines: list[tuple[str, str]]) -> Table:
+    """Labels, and beside each its text, wrapped between words."""
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for label, text in lines:
+        grid.add_row(label, Text(printable(text)))
+    return grid
+
+
+def _heading(plan: Plan) -> Table:
+    work, cluster = plan.work, plan.work.cluster
+    lines = []
+    for side in ("teacher", "student"):
+        shape, counted = getattr(work, side), getattr(work, f"{side}_parameters")
+        active = "" if counted.active == counted.total else f", {counted.active / 1e9:.2f} B active"
+        lines.append((side, f"{shape.name} ({counted.total / 1e9:.2f} B{active})"))
+    network = f"{cluster.nic_gb_per_s * 8:g} Gbit/s a GPU" if cluster.nic_gb_per_s else "no network"
+    lines.append(("hardware", f"{_hardware(work)}, {cluster.gpus_per_node} a node, {network}"))
+    batch = f"micro-batch {work.micro_batch_tokens:,} tokens in sequences of {work.sequence:,}"
+    dtype = "bfloat16" if work.student_bytes == 2 else "float32"
+    again = "full" if work.checkpointing else "no"
+    loss = work.divergence.replace("_", " ")
+    lines.append(("run", f"{batch}, {dtype} compute, {again} activation checkpointing, {loss}\n"))
+    return _labelled(lines)
+
+
+def _hardware(work: Workload) -> str:
+    student, teacher = work.cluster.student_gpu.name, work.cluster.teacher_gpu.name
+    return student if student == teacher else f"{student} (student) and {teacher} (teacher)"
+
+
+def _verdict(plan: Plan) -> Panel:
+    mode = plan.verdict.mode
+    title = "nothing fits" if mode is None else f"take: {TITLES[mode]}"
+    style = "red" if mode is None else "green"
+    return Panel(_labelled(verdict_lines(plan)), title=title, title_align="left", border_style=style)
+
+
+def _modes_table(plan: Plan) -> Table:
+    """The three modes side by side, a figure a line: three columns fit where eight would not."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="")
+    table.add_column("")
+    for name in plan.modes:
+        where, loss = TITLES[name].split(", ")
+        chosen = "bold green" if name == plan.verdict.mode else "bold"
+        table.add_column(Text(f"{where},\n{loss}", style=chosen), justify="right", min_width=15)
+    modes = list(plan.modes.values())
+    fits = [Text("fits", style="green") if one.fits else Text("does not fit", style="red") for one in modes]
+    table.add_row("", *fits)
+    for label, cells in _figures(modes):
+        table.add_row(Text(label, style="dim"), *cells)
+    return table
+
+
+def _figures(modes: list[ModePlan]) -> list[tuple[str, list[str]]]:
+    def speed(one: ModePlan) -> str:
+        return per_second(one.timing.tokens_per_second) if one.fits else "-"
+
+    rows = [
+        ("GPUs", [_gpus(one) for one in modes]),
+        ("speed", [speed(one) for one in modes]),
+        ("bottleneck", [one.timing.bottleneck if one.fits else "-" for one in modes]),
+        ("idle teachers", [f"{one.timing.idle_share:.0%}" if _waits(one) else "-" for one in modes]),
+    ]
+    if any(one.cost.per_hour is not None for one in modes):
+        money = [one.cost.money(1e9) if one.fits else None for one in modes]
+        rows.append(("cost, 10⁹ tokens", [f"{value:,.0f}" if value is not None else "-" for value in money]))
+    for role in dict.fromkeys(role for one in modes for role in one.ranks):
+        held = [one.ranks.get(role) for one in modes]
+        rows.append((f"{role} rank, GiB", [_peak(one, role) for one in modes]))
+        rows.append(("  fullest in", [memory.binding.name if memory else "" for memory in held]))
+    rows.append(("largest micro-batch", [tokens_text(one.max_micro_batch_tokens) for one in modes]))
+    rows.append(("largest teacher", [teacher_text(one.max_teacher_parameters) for one in modes]))
+    return rows
+
+
+def _waits(one: ModePlan) -> bool:
+    return one.fits and one.mode == "disaggregated_fused" and not one.work.cached
+
+
+def _gpus(one: ModePlan) -> str:
+    if one.mode != "disaggregated_fused":
+        return str(one.gpus)
+    return f"{one.work.student_ranks} + {one.work.teacher_ranks}"
+
+
+def _peak(one: ModePlan, role: str) -> str:
+    if role not in one.ranks:
+        return ""
+    return f"{one.ranks[role].peak_bytes / 2**30:.1f} of {one.usable[role].value / 2**30:.1f}"
+
+
+def _bars(one: ModePlan, width: int) -> Group:
+    """One bar a phase, scaled to what is usable (or to the peak, where that is more)."""
+    lines: list[Text] = [Text(f"\nmemory of {TITLES[one.mode]}, by phase", style="dim")]
+    used: list[str] = []
+    for role, memory in one.ranks.items():
+        lines += _bars_of_rank(role, memory, one.usable[role].value, max(16, min(60, width - _BESIDE_BAR)))
+        used += [family(part.name) for phase in memory.phases for part in phase.terms]
+    return Group(*lines, *_legend(list(dict.fromkeys(used)), width), Text())
+
+
+def _legend(names: list[str], width: int) -> list[Text]:
+    """Colours and their names, which stay whole at the end of a line."""
+    lines = [Text("  ")]
+    for name in names:
+        if lines[-1].cell_len + len(name) + 2 > width:
+            lines.append(Text("  "))
+        lines[-1].append("█ ", style=COMPONENT_COLOURS[name])
+        lines[-1].append(f"{name}  ", style="dim")
+    return lines
+
+
+def _bars_of_rank(role: str, memory: RankMemory, allowed: float, columns: int) -> list[Text]:
+    scale = max(allowed, memory.peak_bytes)
+    lines = []
+    for index, phase in enumerate(memory.phases):
+        line = Text(f"  {role if index == 0 else '':<9} {phase.name:<21} ")
+        lines.append(_bar(line, phase, scale, allowed, columns, phase is memory.binding))
+    return lines
+
+
+def _bar(line: Text, phase: Phase, scale: float, allowed: float, columns: int, binding: bool) -> Text:
+    filled, drawn = 0.0, 0
+    sums: dict[str, float] = {}
+    for part in phase.terms:
+        sums[family(part.name)] = sums.get(family(part.name), 0.0) + part.value
+    for name, value in sums.items():
+        filled += value
+        width = round(filled / scale * columns) - drawn
+        line.append("█" * width, style=COMPONENT_COLOURS[name])
+        drawn += width
+    limit = round(allowed / scale * columns)
+    line.append("·" * max(limit - drawn, 0), style="dim")
+    line.append(" " * (columns - max(limit, drawn)))
+    style = "bold" + (" red" if phase.bytes > allowed else "") if binding else ("red" if phase.bytes > allowed else "")
+    line.append(f" {phase.bytes / 2**30:6.1f} GiB", style=style)
+    line.append(" fullest" if binding else "", style="bold")
+    return line
+
+
+def _splits_table(plan: Plan) -> Table:
+    priced = any(split.cost_per_hour for split in plan.splits)
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table.title, table.title_justify = f"the best splits of {plan.gpus:,} GPUs", "left"
+    names = ("students + teachers", "micro-batch", "speed", *(["10⁹ tokens"] if priced else []), "limited by")
+    for name in names:
+        table.add_column(name, justify="left" if name == "limited by" else "right", no_wrap=name != "limited by")
+    for split in plan.splits:
+        layout = "" if split.ranks_per_replica == 1 else f" {split.parallelism}"
+        again = " again" if split.checkpointing else ""
+        cost = []
+        if priced:
+            value = (split.cost_per_hour or 0) * 1e9 / split.tokens_per_second / 3600
+            cost = [f"{value:,.0f}"]
+        table.add_row(
+            f"{split.student_ranks} + {split.replicas} × {split.ranks_per_replica}{layout}",
+            f"{split.micro_batch_sequences:g} × {split.accumulation}{again}",
+            per_second(split.tokens_per_second),
+            *cost,
+            split.bottleneck,
+        )
+    return table
+
+
+def _notes(plan: Plan) -> Table:
+    lines = [("links", _links_text(plan)), ("inside", _inside_text(plan)), ("", _balance_text(plan))]
+    for name, one in plan.modes.items():
+        if one.why_not and name != plan.verdict.mode:
+            lines.append((TITLES[name].split(", ")[0], f"{TITLES[name]}: {one.why_not}"))
+    best = plan.modes[plan.verdict.mode or "disaggregated_fused"]
+    if best.knobs:
+        moves = [f"{knob.change} to {tokens_text(knob.max_micro_batch_tokens)}" for knob in best.knobs[:4]]
+        lines.append(("more room", f"largest micro-batch: {', '.join(moves)}"))
+    lines.append(("", ""))
+    lines.append(("trust", times_text(plan.work)))
+    lines.append(("bands", "; ".join(f"{name}: {band}" for name, band in ERROR_BANDS.items())))
+    lines.append(("missing", f"{len(NOT_MODELLED)} things are not modelled, see --json or --html"))
+    lines.append(("any figure", "--explain TERM gives formula, numbers and source"))
+    return _labelled(lines)
+
+
+def _links_text(plan: Plan) -> str:
+    work, flow = plan.work, plan.traffic
+    moved = flow.hidden_states.value * plan.modes["disaggregated_fused"].timing.tokens_per_second * work.supervised
+    where = "inside the node" if on_one_node(work) else "over the network"
+    return (
+        f"hidden states take {flow.hidden_states.value:,.0f} B a token (logits {flow.logits.value:,.0f}; top-64 "
+        f"{flow.top_k.value:,.0f}, not exact): {moved / 1e9:,.2f} GB/s in all, {moved / 1e9 / work.student_ranks:,.3f} "
+        f"of {link_rate(work):,.1f} GB/s a student rank, {where}"
+    )
+
+
+def _inside_text(plan: Plan) -> str:
+    work, flow = plan.work, plan.traffic
+    rate = collective_rate(work.cluster, work.shard_ranks, work.cluster.student_gpu)
+    copies = f", and {format_bytes(flow.replicas.value)} between its copies" if work.replicate > 1 else ""
+    return (
+        f"FSDP moves {format_bytes(flow.fsdp.value)} a student rank and micro-batch at {rate:,.0f} GB/s{copies}; a "
+        f"colocated teacher would add {format_bytes(flow.colocated_teacher.value)}"
+    )
+
+
+def _balance_text(plan: Plan) -> str:
+    if plan.work.cached:
+        return "hidden states are read from a directory; no teacher runs"
+    return f"{plan.ratio:.2f} teacher GPUs keep one student GPU busy; a ring of {plan.ring_depth} slots is enough"

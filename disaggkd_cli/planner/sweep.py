@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from disaggkd_cli.config import Config, check
 from disaggkd_cli.config.check import get
@@ -20,6 +21,7 @@ from disaggkd_cli.planner.inputs import workload_of
 from disaggkd_cli.planner.options import PlanOptions
 from disaggkd_cli.planner.plan import Plan, as_json, make_plan
 from disaggkd_cli.planner.workload import MODES
+from disaggkd_cli.units import printable
 
 MAX_COMBINATIONS = 2000
 _RANGE = re.compile(r"(\d+(?:\.\d+)?):(\d+(?:\.\d+)?):([x+])(\d+(?:\.\d+)?)")
@@ -38,7 +40,7 @@ def parse_sweep(text: str) -> tuple[str, list[Any]]:
         raise UserError(f"--sweep: {text!r} must be KEY=VALUE,VALUE or KEY=FIRST:LAST:xFACTOR")
     ranged = _RANGE.fullmatch(values)
     if not ranged:
-        return key, [yaml.safe_load(value) for value in values.split(",")]
+        return key, [_value(text, value) for value in values.split(",")]
     first, last, kind, step = float(ranged[1]), float(ranged[2]), ranged[3], float(ranged[4])
     if (kind == "x" and (step <= 1 or first <= 0)) or (kind == "+" and step <= 0):
         raise UserError(f"--sweep: {text!r} never reaches its end; the factor must be above 1, the step above 0")
@@ -49,6 +51,14 @@ def parse_sweep(text: str) -> tuple[str, list[Any]]:
         if len(found) > MAX_COMBINATIONS:
             raise UserError(f"--sweep: {text!r} has more than {MAX_COMBINATIONS} values")
     return key, found
+
+
+def _value(text: str, value: str) -> Any:
+    try:
+        return yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise UserError(f"--sweep: {printable(text)}: {printable(value)} is no value: {problem}") from None
 
 
 def run_sweep(config: Config, sweeps: list[str], options: PlanOptions, console: Console) -> int:
@@ -101,12 +111,12 @@ def _set(config: Config, key: str, value: Any) -> None:
 def _table(keys: list[str], rows: list[tuple[tuple[Any, ...], Plan]]) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for key in keys:
-        table.add_column(key.rpartition(".")[2], justify="right")
+        table.add_column(Text(printable(key.rpartition(".")[2])), justify="right")
     for mode in MODES:
         table.add_column(mode.replace("_", ", ") + "\nGiB · tok/s · largest", justify="right")
     table.add_column("take")
     for values, plan in rows:
-        cells = [str(value) for value in values]
+        cells: list[str | Text] = [Text(printable(str(value))) for value in values]
         for mode in MODES:
             one = plan.modes[mode]
             peak = " + ".join(f"{memory.peak_bytes / 2**30:.1f}" for memory in one.ranks.values())

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from disaggkd_cli.transport import neighbours, pool, rendezvous, request_queue, server
+from disaggkd_cli.transport import discovery, neighbours, rendezvous, request_queue, server
 
 SCRIPT = Path(__file__).parents[3] / "scripts" / "scale_tables.py"
 
@@ -21,7 +21,7 @@ def scale_tables():
 
 
 def test_the_constants_are_those_of_the_transport(scale_tables):
-    assert scale_tables.DISCOVERY_SECONDS == pool._DISCOVERY_SECONDS
+    assert scale_tables.DISCOVERY_SECONDS == discovery._DISCOVERY_SECONDS
     assert scale_tables.WATCH_SECONDS == server._WATCH_SECONDS
     assert scale_tables.HEARTBEAT_SECONDS == rendezvous.HEARTBEAT_SECONDS
     assert scale_tables.LOOK_SECONDS == neighbours.LOOK_SECONDS
