@@ -23,12 +23,13 @@ from disaggkd_cli.config import load  # noqa: E402
 from disaggkd_cli.planner.inputs import workload_of  # noqa: E402
 from disaggkd_cli.planner.memory import student_rank, teacher_rank  # noqa: E402
 from disaggkd_cli.planner.simulate import Scenario, simulate_workload  # noqa: E402
-from disaggkd_cli.planner.split import splits  # noqa: E402
+from disaggkd_cli.planner.split import as_workload, splits  # noqa: E402
+from disaggkd_cli.planner.timing import servers  # noqa: E402
 from disaggkd_cli.planner.traffic import traffic  # noqa: E402
 
 DISCOVERY_SECONDS, WATCH_SECONDS, HEARTBEAT_SECONDS, LOOK_SECONDS = 0.2, 0.1, 1.0, 30.0
 LOOKS_PER_SECOND, SEND_BUFFERS, MOST_REPLIES = 5000, 2, 8
-"""As in transport/ (discovery, server, rendezvous, neighbours, teacher_link, send_buffers); tests/unit/scripts compares."""
+"""As in transport/ (discovery, server, rendezvous, neighbours, request_queue); tests/unit/scripts compares."""
 HOURS_BETWEEN_FAILURES = 16384 * 54 * 24 / 419
 """Of one GPU: Llama 3's training had 419 unplanned interruptions in 54 days on 16,384 GPUs (arXiv:2407.21783)."""
 
@@ -101,16 +102,16 @@ def main() -> None:
     measured = json.loads(options.store.read_text()) if options.store else None
     for gpus in options.gpus or [8, 64, 1024, 10000]:
         best = splits(work, gpus)[0]
-        students, teachers = best.student_ranks, best.replicas * best.ranks_per_replica
-        here = work.with_(student_ranks=students, replicas=best.replicas, ranks_per_replica=best.ranks_per_replica)
+        students, teachers = best.student_ranks, best.replicas
+        here = as_workload(work, best)
         row_bytes = traffic(here).hidden_states.value
         payload = row_bytes * here.rows
         planned.append([
-            f"{gpus:,}", f"{students:,} + {teachers:,}", f"{best.tokens_per_second:,.0f}",
+            f"{gpus:,}", f"{students:,} + {teachers:,} × {best.ranks_per_replica}", f"{best.tokens_per_second:,.0f}",
             f"{student_rank(here).peak_bytes / 2**30:.1f} GiB", f"{teacher_rank(here).peak_bytes / 2**30:.1f} GiB",
             f"{row_bytes * best.tokens_per_second / students / 1e6:.1f} MB/s",
-            f"{row_bytes * best.tokens_per_second / teachers / 1e6:.0f} MB/s",
-            f"{here.micro_batch_tokens * students / 1e6:.2f} M",
+            f"{row_bytes * best.tokens_per_second / servers(here) / 1e6:.0f} MB/s",
+            f"{here.step_tokens / 1e6:.2f} M",
         ])  # fmt: skip
         of_student, of_teacher = here.links
         links, polls = students * of_student, polls_per_second(students, teachers, here.links_per_rank)
@@ -129,12 +130,12 @@ def main() -> None:
         fleet = replace(harsh, name="fleet", failures_per_hour=per_hour)
         found = {one.name: simulate_workload(here, one, options.steps) for one in (Scenario("none"), fleet, harsh)}
         failing.append([
-            f"{gpus:,}", f"{24 * gpus * per_hour:.3f}", f"{24 * teachers * per_hour:.3f}",
+            f"{gpus:,}", f"{24 * gpus * per_hour:.3f}", f"{24 * best.teacher_ranks * per_hour:.3f}",
             f"{found['none'].tokens_per_second:,.0f}", f"{found['fleet'].tokens_per_second:,.0f}",
             f"{found['harsh'].tokens_per_second:,.0f} ({found['harsh'].failures})",
         ])  # fmt: skip
-    head = ["GPUs", "student + teacher", "tokens/s", "student peak", "teacher peak", "in, a student rank",
-            "out, a teacher rank", "tokens a step"]  # fmt: skip
+    head = ["GPUs", "student + teachers", "tokens/s", "student peak", "teacher peak", "in, a student rank",
+            "out, a sending teacher rank", "tokens a step"]  # fmt: skip
     print(table(head, planned), end="\n\n")
     head = ["GPUs", "links of a student rank, of a teacher", "links", "store operations/s at rest",
             "send buffers of one teacher"]  # fmt: skip
