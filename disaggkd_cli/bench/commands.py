@@ -107,13 +107,15 @@ def step(
 ) -> None:
     """One pair in three modes, on the same ranks and batch: speed, memory by role, stalls, losses, medians.
 
+    With --mode teacher_one_rank, teacher_pipeline, teacher_fsdp or teacher_tensor: layouts of the teacher compared.
     Started again with the same arguments after it was cut off, it goes on where it was.
     """
+    from disaggkd_cli.bench.layouts import LAYOUT_MODES
     from disaggkd_cli.bench.runs import MODES
     from disaggkd_cli.bench.step import StepBenchOptions, bench_step
     from disaggkd_cli.bench.step_report import format_step_report
 
-    _known("mode", mode, MODES)
+    _known("mode", mode, (*MODES, *LAYOUT_MODES))
     options = StepBenchOptions(
         config, tuple(overrides or ()), steps, repeats, tuple(mode or MODES), memory, results, fresh
     )

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from disaggkd_cli import __version__
+from disaggkd_cli.bench.layouts import LAYOUT_MODES, layout_overrides, moved_bytes_per_token
 from disaggkd_cli.bench.results import Results, default_root
 from disaggkd_cli.bench.runs import MODES, Say, machine, mode_overrides, watch_run
 from disaggkd_cli.config import Config, load, to_yaml
@@ -40,7 +41,7 @@ class StepBenchOptions:
         config, overrides: the pair; `train.steps` and what is saved and evaluated are set by the bench.
         steps: optimizer steps of each run, a quarter of them warm-up.
         repeats: rounds.
-        modes: which of `MODES`.
+        modes: which of `MODES` and `LAYOUT_MODES`.
         memory: measure memory in runs of their own (CPUs only; on GPUs the allocator counts exactly).
         results: the directory that keeps finished runs; None: one beside the config's run_dir, named by the arguments.
         fresh: begin anew even where an earlier try left runs.
@@ -72,7 +73,7 @@ def bench_step(options: StepBenchOptions, say: Say, html: str | None = None) -> 
     from disaggkd_cli.bench.step_report import claims, write_html
 
     config = load(options.config, options.overrides, running=True)
-    extra = {mode: mode_overrides(config, mode) for mode in options.modes}
+    extra = {mode: _overrides(config, mode) for mode in options.modes}
     results = _results(options, config, say)
     host = machine()
     exact = bool(host["gpus"]) and config.launch.device != "cpu"
@@ -106,6 +107,10 @@ def bench_step(options: StepBenchOptions, say: Say, html: str | None = None) -> 
         write_html(Path(html), result, [results.root / runs[-1]["directory"] for runs in rounds.values()])
     results.finish()
     return result
+
+
+def _overrides(config: Config, mode: str) -> list[str]:
+    return layout_overrides(config, mode) if mode in LAYOUT_MODES else mode_overrides(config, mode)
 
 
 def _results(options: StepBenchOptions, config: Config, say: Say) -> Results:
@@ -180,6 +185,7 @@ def _planned(config: Config) -> dict[str, Any]:
     return {
         "ranks": ranks if colocated else {**ranks, "teacher": config.teacher_ranks},
         "teacher_gather_bytes_per_step": round(gathered) if colocated else 0,
+        "teacher_moved_bytes_per_token": 0.0 if colocated else moved_bytes_per_token(config),
     }
 
 
@@ -229,6 +235,7 @@ def figures(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "teacher_busy_seconds": step * (stall if idle is None else 1 - idle),
         "received_bytes_per_step": statistics.median(line["received_bytes"] for line in _warm(runs[0])),
         "teacher_gather_bytes_per_step": runs[0]["teacher_gather_bytes_per_step"],
+        "teacher_moved_bytes_per_token": runs[0]["teacher_moved_bytes_per_token"],
         "losses": [line["loss"] for line in runs[0]["steps"]],
     }
 

@@ -7,6 +7,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from disaggkd_cli.bench.layouts import format_layouts
 from disaggkd_cli.errors import UserError
 from disaggkd_cli.units import format_bytes
 
@@ -118,6 +119,7 @@ def format_step_report(result: dict[str, Any]) -> str:
         )
         whole = [f"{mode} {_sizes(one['peak_bytes'])}" for mode, one in result["modes"].items()]
         lines.append(f"whole processes, loading and saving included: {'; '.join(whole)}")
+    lines += format_layouts(result["modes"])
     lines += reasons(result["modes"])
     lines += [f"{one['claim']}: {_WORDS[one['holds']]} ({one['figures']})" for one in result["claims"]]
     return "\n".join(lines)

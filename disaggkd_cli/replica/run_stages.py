@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TypeVar
 
@@ -22,11 +24,15 @@ from disaggkd_cli.replica.rounds import ReplicaBroken
 from disaggkd_cli.replica.stage_links import StageInput, StageOutput
 from disaggkd_cli.replica.staged import StagedTeacher, load_staged_teacher
 from disaggkd_cli.replica.world import LEAVE_SECONDS, World, end_soon
+from disaggkd_cli.training.run_directory import RunDirectory
+from disaggkd_cli.training.stage_record import StageRecord, write_stage_record
 from disaggkd_cli.transport import Identity, Request
 from disaggkd_cli.transport.backends import describe_device
 from disaggkd_cli.transport.cuda import cuda_of
 from disaggkd_cli.transport.faults import Faults
 from disaggkd_cli.transport.link import STUDENT, TEACHER
+
+_RECORD_SECONDS = 5.0
 
 logger = logging.getLogger("disaggkd")
 Forward = Callable[[Request], Tensor]
@@ -63,6 +69,8 @@ def run_stages(
     _join_ring(config, world, pipeline, teacher, device, faults)
     if pipeline.first:
         logger.info("replica %d: %d stages, at most %d requests inside", place.replica, place.size, pipeline.most)
+    record = _Record(config, place, pipeline, teacher)
+    record.start()
     try:
         outcome = serve_beside(pipeline, lambda: _teach(config, teacher, pipeline, device, teach), stop)
     except BaseException:
@@ -70,6 +78,7 @@ def run_stages(
         pipeline.input.drop()
         raise
     finally:
+        record.write()
         idle = 100 * pipeline.meter.idle_share()
         logger.info("%s: %d requests computed, idle %.0f%%", place.name, pipeline.computed, idle)
     pipeline.output.close()
@@ -183,6 +192,36 @@ def _teach(
         return pipeline.forward(request)
 
     return teach(verified, forward, pipeline.most)
+
+
+class _Record:
+    """Writes what this stage does beside its log, every few seconds."""
+
+    def __init__(self, config: Config, place: Place, pipeline: Pipeline, teacher: StagedTeacher) -> None:
+        self._logs = RunDirectory(Path(config.run_dir).expanduser()).logs
+        self._place, self._pipeline, self._layers = place, pipeline, teacher.stage.layers
+        self._warned = False
+
+    def start(self) -> None:
+        threading.Thread(target=self._write_always, name="stage record", daemon=True).start()
+
+    def write(self) -> None:
+        layers, pipeline = self._layers, self._pipeline
+        share = round(pipeline.meter.idle_share(), 3)
+        record = StageRecord(
+            self._place.name, layers.start, layers.stop - 1, pipeline.computed, share, pipeline.most
+        )  # fmt: skip
+        try:
+            write_stage_record(self._logs, record)
+        except OSError as error:  # a full disk costs the record and not the run
+            if not self._warned:
+                logger.warning("%s: could not write its record: %s", self._place.name, error)
+            self._warned = True
+
+    def _write_always(self) -> None:
+        while True:
+            self.write()
+            time.sleep(_RECORD_SECONDS)
 
 
 class _WholeBackbone(nn.Module):

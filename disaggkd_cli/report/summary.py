@@ -10,6 +10,7 @@ from typing import Any
 from disaggkd_cli.page import table
 from disaggkd_cli.report.memory import peaks_by_role
 from disaggkd_cli.report.read import Run
+from disaggkd_cli.training.stage_record import read_stage_records
 from disaggkd_cli.units import format_bytes, format_seconds
 
 _SILENT_SECONDS = 120.0
@@ -77,6 +78,7 @@ def _figures(run: Run) -> list[tuple[str, str | None]]:
         ("step (median)", _form(run.median("step_seconds"), "{:.3g} s")),
         ("teacher's forward" if run.colocated else "stall", _form(run.share("stall_seconds"), "{:.1%}")),
         ("teachers idle", _mean_idle(run)),
+        ("stages idle", _idle_by_stage(run)),
         ("received a step", _bytes(run.median("received_bytes")) if not run.colocated else None),
         *_peaks(run),
         ("training so far", format_seconds(run.elapsed()[-1][0]) if run.steps else None),
@@ -89,6 +91,12 @@ def _peaks(run: Run) -> list[tuple[str, str | None]]:
         return [(f"peak of a {role} rank", format_bytes(record.peak_bytes)) for role, record in recorded]
     peaks = [y for _, y in run.series("peak_memory_bytes")]
     return [("peak of a student rank", format_bytes(max(peaks)) if peaks else None)]
+
+
+def _idle_by_stage(run: Run) -> str | None:
+    """Of a pipeline teacher: how much of its time each stage had nothing to compute."""
+    records = read_stage_records(run.directory.logs)
+    return ", ".join(f"{one.rank.removeprefix('teacher ')} {one.idle_share:.0%}" for one in records) or None
 
 
 def _mean_idle(run: Run) -> str | None:
