@@ -157,13 +157,23 @@ class TurnFinder:
             at = before.rfind(anchor)
         if at < 0:
             return place.begin
-        begin = floor + at + len(commonprefix([before[at:], opening]))
+        same = commonprefix([before[at:], opening])
+        if same != opening and _begins_with_tag(conversation.messages[number].get("content")):
+            same = commonprefix([same, self._without_tags(conversation, number)[floor + at :]])
+        begin = floor + at + len(same)
         if begin == place.begin:
             if before[at:] == opening:
                 self._openings.add(opening)
         elif number and anchor in str(conversation.messages[number - 1]):
             self._refuse_others_words(conversation, whole, number, floor + at)
         return begin
+
+    def _without_tags(self, conversation: Conversation, number: int) -> str:
+        """The rendering with a mark for all of a message's content: what stands before it is the template's."""
+        messages = [*conversation.messages]
+        content = _map_text(messages[number]["content"], lambda _text: "Zq")
+        messages[number] = {**messages[number], "content": content}
+        return self.template.render(conversation, messages)
 
     def _refuse_others_words(self, conversation: Conversation, whole: str, number: int, begin: int) -> None:
         """Someone has written the beginning of a turn into the message before: prove that this is the template's."""
@@ -321,6 +331,11 @@ def _marked(message: Message, mark: str) -> Iterator[Message]:
 def _has_words(content: Any) -> bool:
     texts = [part["text"] for part in content] if isinstance(content, list) else [content]
     return any(text and text.strip() for text in texts)
+
+
+def _begins_with_tag(content: Any) -> bool:
+    text = content[0]["text"] if isinstance(content, list) and content else content
+    return isinstance(text, str) and bool(_TAG.match(text.lstrip()))
 
 
 def _map_text(content: Any, change: Callable[[str], str]) -> Any:
