@@ -190,11 +190,15 @@ def _receive_as_a_student_does(link: Link, slots: list[Slot], messages: int) -> 
         size = slot.buffer.numel()
         if link.receive_header().body_bytes != size:
             raise RunError("bench link: a header announces another size")
+        if (body := link.inline_body()) is not None:
+            slot.buffer.copy_(body)
+            continue
         travelling = link.payloads.start_receive(slot, size)
         if before is not None:
             before.wait()
         before = travelling
-    before.wait()
+    if before is not None:
+        before.wait()
 
 
 def _send_payloads(endpoint: str, index: int, plan: list[tuple[int, int]], rounds: int) -> None:
@@ -217,11 +221,16 @@ def _send_payloads(endpoint: str, index: int, plan: list[tuple[int, int]], round
 def _send_as_a_teacher_does(link: Link, ready: Header, payload: torch.Tensor, messages: int) -> None:
     before = None
     for _ in range(messages):
-        announced = link.start_header(ready)
-        travelling = link.payloads.start(link.payloads.stage(payload))
+        staged = link.payloads.stage(payload)
+        if link.carries(staged.numel()):
+            announced = travelling = link.start_message(ready, staged)
+        else:
+            announced = link.start_header(ready)
+            travelling = link.payloads.start(staged)
         if before is not None:
             before.wait()
-        announced.wait()
+        if announced is not travelling:
+            announced.wait()
         before = travelling
     before.wait()
 

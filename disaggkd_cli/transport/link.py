@@ -3,9 +3,10 @@
 A link is disposable. Any error closes it; the two sides then form another under a new generation. Each direction is
 used by one thread at a time: one sends, one receives.
 
-The receive of the next header is posted before the payload of this one, and payloads have a pair of their own, so a
-READY is read, and the receive of its payload started, while the payload before it still travels. A payload's own
-receive is started only after its READY has been validated.
+A small body travels behind its header, in the same message. For larger payloads the receive of the next header is
+posted before the payload of this one, and payloads have a pair of their own, so a READY is read, and the receive of its
+payload started, while the payload before it still travels. A payload's own receive is started only after its READY has
+been validated.
 """
 
 from __future__ import annotations
@@ -22,7 +23,12 @@ from disaggkd_cli.transport.pair import STUDENT, TEACHER, GlooPair, GlooTransfer
 from disaggkd_cli.transport.payloads import HostPayloads, PayloadChannel
 from disaggkd_cli.transport.protocol import HEADER_BYTES, MAX_TEXT_BYTES, Header, Kind, run_number
 
-__all__ = ["STUDENT", "TEACHER", "Link", "form_link"]
+INLINE_BYTES = 256 * 1024
+"""Bodies up to this size travel behind their header. Larger ones are worth a message of their own: no copy."""
+_TRAILER_BYTES = 4
+"""Behind such a body the header's checksum stands once more: so it is seen to have come whole."""
+
+__all__ = ["INLINE_BYTES", "STUDENT", "TEACHER", "Link", "form_link"]
 
 
 class Link:
@@ -45,14 +51,30 @@ class Link:
         self.timeout = pair.timeout
         self.generation = generation
         self._run = run_number(run_id)
-        self._header_in = torch.empty(HEADER_BYTES, dtype=torch.uint8)
+        # Two, since the next message is received while the body of this one is read.
+        self._messages_in = [torch.zeros(HEADER_BYTES + INLINE_BYTES + _TRAILER_BYTES, dtype=torch.uint8) for _ in "ab"]
+        self._inline_in: Tensor | None = None
         self._next_header: GlooTransfer | None = None
 
     def start_header(self, header: Header) -> Transfer:
-        """Start to send one header, stamped with this link's run and generation."""
+        """Start to send one header, stamped with this link's run and generation; its body follows by itself."""
         stamped = replace(header, run=self._run, generation=self.generation)
         message = torch.frombuffer(bytearray(stamped.encode()), dtype=torch.uint8)
         return self.pair.start_send(message, Tag.HEADER, f"a {header.kind.name} header")
+
+    def start_message(self, header: Header, body: Tensor) -> Transfer:
+        """Start to send a header with `body` (uint8 in host memory, at most `INLINE_BYTES`, copied here) behind it."""
+        size = body.numel()
+        stamped = replace(header, run=self._run, generation=self.generation, body_bytes=size, inline=size).encode()
+        message = torch.empty(HEADER_BYTES + size + _TRAILER_BYTES, dtype=torch.uint8)
+        message[:HEADER_BYTES] = torch.frombuffer(bytearray(stamped), dtype=torch.uint8)
+        message[HEADER_BYTES : HEADER_BYTES + size] = body
+        message[HEADER_BYTES + size :] = message[HEADER_BYTES - _TRAILER_BYTES : HEADER_BYTES]
+        return self.pair.start_send(message, Tag.HEADER, f"a {header.kind.name} message")
+
+    def carries(self, payload_bytes: int) -> bool:
+        """Return whether a payload of this size travels behind its READY: it is small and lies in host memory."""
+        return payload_bytes <= INLINE_BYTES and self.payloads.checksums
 
     def send_header(self, header: Header) -> None:
         """Send one header and wait until it is on its way."""
@@ -63,42 +85,70 @@ class Link:
 
         Raises:
             LinkLost: nothing came within the timeout, or the peer is gone.
-            ProtocolError: what came is not a header of this run and link.
+            ProtocolError: what came is not a header of this run and link, or its body is not behind it.
         """
         arriving = self._next_header or self._post_header()
         self._next_header = None
         arriving.wait()
-        header = Header.decode(self._header_in.numpy().tobytes())
+        message = self._messages_in[0]
+        header = Header.decode(message[:HEADER_BYTES].numpy().tobytes())
         if header.run != self._run:
             raise ProtocolError(f"{self.name}: a header of another run (number {header.run:x}, ours is {self._run:x})")
         if header.generation != self.generation:
             raise ProtocolError(f"{self.name}: a header of generation {header.generation}, not {self.generation}")
+        self._inline_in = self._body_of(message, header)
+        self._messages_in.reverse()
         self._next_header = self._post_header()
         return header
+
+    def inline_body(self) -> Tensor | None:
+        """Return the body that stood behind the last header, uint8, until the next one is received; None without."""
+        return self._inline_in
+
+    def _body_of(self, message: Tensor, header: Header) -> Tensor | None:
+        size = header.inline
+        if not size:
+            return None
+        if size != header.body_bytes or size > INLINE_BYTES:
+            raise ProtocolError(f"{self.name}: a body of {header.body_bytes} bytes, {size} of them behind its header")
+        end = HEADER_BYTES + size
+        # A message may be shorter than the receive that is posted for it, which gloo does not tell.
+        if not torch.equal(message[end : end + _TRAILER_BYTES], message[HEADER_BYTES - _TRAILER_BYTES : HEADER_BYTES]):
+            raise ProtocolError(f"{self.name}: a message ended before the {size} bytes of body that it announced")
+        return message[HEADER_BYTES:end]
 
     def send_text(self, kind: Kind, text: bytes, **header_fields: int) -> None:
         """Send a header of `kind` and `text` as its body (cut at `MAX_TEXT_BYTES`)."""
         body = torch.frombuffer(bytearray(text[:MAX_TEXT_BYTES] or b" "), dtype=torch.uint8)
-        fields = {"body_bytes": body.numel(), "checksum": payload_checksum(body), **header_fields}
-        self.send_header(Header(kind, **fields))
-        self.pair.start_send(body, Tag.BODY, "a text").wait()
+        self.start_message(Header(kind, checksum=payload_checksum(body), **header_fields), body).wait()
 
     def receive_text(self, header: Header) -> bytes:
-        """Receive the text that `header` announced."""
+        """Return the text that came with `header`, the last one received."""
         if not 0 < header.body_bytes <= MAX_TEXT_BYTES:
             raise ProtocolError(f"{self.name}: a text of {header.body_bytes} bytes announced, {MAX_TEXT_BYTES} allowed")
-        body = torch.empty(header.body_bytes, dtype=torch.uint8)
-        self.pair.start_receive(body, Tag.BODY, "a text").wait()
+        body = self._inline_in
+        if body is None:
+            raise ProtocolError(f"{self.name}: {header.kind.name} without its text")
         if payload_checksum(body) != header.checksum:
             raise ProtocolError(f"{self.name}: a text arrived damaged")
         return body.numpy().tobytes()
+
+    def send_request(self, header: Header, body: Tensor) -> None:
+        """Send a header and its int32 body: together where the body is small."""
+        if 4 * body.numel() <= INLINE_BYTES:
+            self.start_message(header, body.view(torch.uint8)).wait()
+        else:
+            self.send_header(header)
+            self.send_request_body(body)
 
     def send_request_body(self, body: Tensor) -> None:
         """Send the int32 body of a request whose header has gone before."""
         self.pair.start_send(body.view(torch.uint8), Tag.BODY, "a request").wait()
 
     def receive_request_body(self, integers: int) -> Tensor:
-        """Receive the `integers` int32 that a REQUEST header announced."""
+        """Return the `integers` int32 that the last header, a REQUEST, announced."""
+        if self._inline_in is not None:
+            return self._inline_in.view(torch.int32).clone()
         body = torch.empty(integers, dtype=torch.int32)
         self.pair.start_receive(body.view(torch.uint8), Tag.BODY, "a request").wait()
         return body
@@ -110,7 +160,7 @@ class Link:
         self.pair.close()
 
     def _post_header(self) -> GlooTransfer:
-        return self.pair.start_receive(self._header_in, Tag.HEADER, "a header")
+        return self.pair.start_receive(self._messages_in[0], Tag.HEADER, "a header")
 
 
 def form_link(

@@ -23,6 +23,7 @@ from torch import Tensor
 from disaggkd_cli.transport.cuda import Cuda, wait_for_event
 from disaggkd_cli.transport.errors import ChannelWedged, LinkLost
 from disaggkd_cli.transport.pair import TEACHER
+from disaggkd_cli.transport.payloads import Arrived
 from disaggkd_cli.transport.slots import Slot
 
 MAX_CTAS = 4
@@ -180,13 +181,6 @@ class NcclPayloads:
         self._group = None
         self._in_flight = False
         let_go.set()
-
-
-class Arrived:
-    """A payload that has been received already."""
-
-    def wait(self) -> None:
-        """See `Transfer.wait`."""
 
 
 class NcclTransfer:

@@ -22,6 +22,13 @@ STAGING_BUFFERS = 2
 """One payload travels while the next one is brought to the host."""
 
 
+class Arrived:
+    """A payload that has been received already."""
+
+    def wait(self) -> None:
+        """See `Transfer.wait`."""
+
+
 class PayloadChannel(Protocol):
     """Payloads of one link, in one direction.
 

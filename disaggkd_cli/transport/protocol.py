@@ -1,7 +1,8 @@
 """The wire format: one fixed binary header, then a body whose exact size the header announced.
 
-Every message starts with a header of `HEADER_BYTES` bytes. Only after it has been validated is the body received,
-into a buffer of exactly the announced size (gloo aborts the process when a message is longer than the posted buffer).
+Every message starts with a header of `HEADER_BYTES` bytes; a small body stands behind it (`link.INLINE_BYTES`). Only
+after the header has been validated is a larger body received, into a buffer of exactly the announced size (gloo aborts
+the process when a message is longer than the posted buffer).
 Bodies are int32 token data (request), hidden states in the wire dtype (ready), or bounded UTF-8 text (hello, welcome,
 refusal, error). Nothing is pickled.
 """
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from disaggkd_cli.transport.errors import ProtocolError
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 MAGIC = b"DKD1"
 HEADER_BYTES = 128
 MAX_TEXT_BYTES = 16 * 1024
@@ -28,7 +29,7 @@ PING_SECONDS = 5.0
 MAX_REQUEST_INTEGERS = 2**28
 """A request body is at most 1 GiB of int32; a header that announces more is refused before anything is allocated."""
 
-_LAYOUT = struct.Struct("<4sHHQIHHQQIIQIIQIIII")
+_LAYOUT = struct.Struct("<4sHHQIHHQQIIQIIQIIIII")
 _CHECKSUM = struct.Struct("<I")
 _PADDING = bytes(HEADER_BYTES - _LAYOUT.size - _CHECKSUM.size)
 
@@ -74,7 +75,8 @@ class Header:
 
     `run` is `run_number(run_id)`, `generation` the link's number, `ticket` one hand-out of a request (a request sent
     again gets a new ticket), `checksum` the crc32 of the body, `busy_ms` how long the teacher's current forward has
-    been running, `queued` how many requests wait at the teacher.
+    been running, `queued` how many requests wait at the teacher, `inline` how many bytes of body stand behind the
+    header in the same message: all of them, or none.
     """
 
     kind: Kind
@@ -94,6 +96,7 @@ class Header:
     sequence: int = 0
     documents: int = 0
     queued: int = 0
+    inline: int = 0
 
     def encode(self) -> bytes:
         """Return the header as `HEADER_BYTES` bytes; the last four are the crc32 of what stands before."""

@@ -32,7 +32,7 @@ from disaggkd_cli.transport.identity import Identity, compare_identities
 from disaggkd_cli.transport.ledger import OutgoingRequest
 from disaggkd_cli.transport.link import STUDENT, Link, form_link
 from disaggkd_cli.transport.pair import Transfer, forming_seconds
-from disaggkd_cli.transport.payloads import PayloadChannel
+from disaggkd_cli.transport.payloads import Arrived, PayloadChannel
 from disaggkd_cli.transport.protocol import PING_SECONDS, Header, Kind, StopReason, stop_reason
 from disaggkd_cli.transport.rendezvous import await_acceptance, invite_teacher, link_key
 from disaggkd_cli.wire import format_of_code
@@ -133,6 +133,7 @@ class StudentLink:
         self._last_reply = 0.0
         self._sent_at: dict[int, float] = {}
         self._arriving: queue.SimpleQueue[tuple[Header, OutgoingRequest, Transfer] | None] = queue.SimpleQueue()
+        self._announced = self._verified = 0  # payloads for the thread for arrivals; each written by one thread
         self._payload_lost = ""
 
     def start(self) -> None:
@@ -240,8 +241,7 @@ class StudentLink:
                 while not item.slot.is_free(PING_SECONDS):
                     link.send_header(Header(Kind.PING))
                 self._sent_at[item.ticket] = time.monotonic()
-                link.send_header(replace(item.header, ticket=item.ticket))
-                link.send_request_body(item.body)
+                link.send_request(replace(item.header, ticket=item.ticket), item.body)
         except LinkLost:
             # The receiving thread sees the same broken pair and ends the link.
             link.close()
@@ -267,7 +267,19 @@ class StudentLink:
     def _receive_reply(self, link: Link, header: Header) -> None:
         outgoing = self._owner.arriving(self, header.ticket)
         check_ready(header, outgoing.ready)
-        self._arriving.put((header, outgoing, link.payloads.start_receive(outgoing.slot, outgoing.ready.body_bytes)))
+        size, body = header.body_bytes, link.inline_body()
+        if body is None:
+            transfer = link.payloads.start_receive(outgoing.slot, size)
+        elif link.carries(size):
+            outgoing.slot.host_buffer[:size].copy_(body)
+            if self._verified == self._announced:
+                self._verify(link.payloads, header, outgoing)  # the thread for arrivals rests: spare the way through it
+                return
+            transfer = Arrived()
+        else:
+            raise ProtocolError("a payload came behind its READY, where it goes from GPU to GPU")
+        self._announced += 1
+        self._arriving.put((header, outgoing, transfer))
 
     def _arrival_loop(self, link: Link) -> None:
         # A thread of its own, so that the next READY is looked at and its receive started while this payload travels,
@@ -283,6 +295,7 @@ class StudentLink:
                     link.close()
                 else:
                     self._verify(link.payloads, header, outgoing)
+                self._verified += 1
         except Exception as error:  # a fault of ours must not leave the trainer waiting: say it there
             self._owner.fail(error)
 

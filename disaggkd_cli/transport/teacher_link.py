@@ -20,6 +20,7 @@ from disaggkd_cli.transport.faults import Faults
 from disaggkd_cli.transport.identity import Identity, compare_identities
 from disaggkd_cli.transport.link import TEACHER, Link, form_link
 from disaggkd_cli.transport.pair import Transfer, forming_seconds
+from disaggkd_cli.transport.payloads import Arrived
 from disaggkd_cli.transport.protocol import (
     PING_SECONDS,
     Header,
@@ -244,11 +245,19 @@ class TeacherLink:
     def _send_payload(self, link: Link, reply: Reply) -> None:
         """Start READY and the payload, behind the payload before it, which may still travel; await that one.
 
+        A small payload goes with its READY.
+
         So the next payload is under way whenever the student posts its receive, without this thread's help.
         """
         staged = link.payloads.stage(reply.payload)
         checked = self._owner.checksum and link.payloads.checksums
-        ready = link.start_header(replace(reply.header, checksum=payload_checksum(staged) if checked else 0))
+        header = replace(reply.header, checksum=payload_checksum(staged) if checked else 0)
+        if header.body_bytes == staged.numel() and link.carries(staged.numel()):
+            staged = self._owner.faults.at_payload(staged, Arrived())
+            before, self._travelling = self._travelling, (link.start_message(header, staged), reply)
+            self._finish(before)
+            return
+        ready = link.start_header(header)
         if not link.payloads.posted_ahead:
             ready.wait()
             self._await_arrival()
