@@ -16,7 +16,7 @@ from torch import Tensor
 
 from disaggkd_cli.losses.groups import VocabularyShard
 from disaggkd_cli.losses.matmul import Precision, add_product, converted, product_into
-from disaggkd_cli.losses.pointwise import PointwiseSpec, TileKernels
+from disaggkd_cli.losses.pointwise import SHARED_STATISTICS, PointwiseSpec, TileKernels
 from disaggkd_cli.losses.statistics import RowStatistics, StatisticsOfWindow
 from disaggkd_cli.losses.tiling import Tiling
 
@@ -211,17 +211,22 @@ class _Window:
         student, teacher = self._student_tile(index, columns), self._teacher_tile(index, columns)
         problem.student.logits_product(student, self.student_window, columns)
         problem.teacher.logits_product(teacher, self.teacher_window, columns)
-        problem.kernels.statistics(
+        values = problem.kernels.statistics(
             student, teacher, problem.student.bias_row(columns), problem.teacher.bias_row(columns),
-            self.scratch.ids(columns), self.labels, self.scratch.statistics.slot(),
+            self.scratch.ids(columns), self.labels,
         )  # fmt: skip
+        self.scratch.statistics.add(**dict(zip(SHARED_STATISTICS, values, strict=True)))
 
     def _extra_statistics(self, side: Side, window: Tensor, tile: Tensor, columns: slice, of_student: bool) -> None:
         side.logits_product(tile, window, columns)
-        self.problem.kernels.extra_statistics(
-            tile, side.bias_row(columns), self.scratch.ids(columns), self.labels, self.scratch.statistics.slot(),
-            of_student,
-        )  # fmt: skip
+        tempered, plain, label_logit = self.problem.kernels.extra_statistics(
+            tile, side.bias_row(columns), self.scratch.ids(columns), self.labels, of_student
+        )
+        if of_student:
+            partial = {"student_extra_lse": tempered, "student_lse_plain": plain, "label_logit": label_logit}
+        else:
+            partial = {"teacher_extra_lse": tempered}
+        self.scratch.statistics.add(**partial)
 
     def _logits_again(self, index: int, columns: slice) -> tuple[Tensor, Tensor]:
         """Kept logits of both models, or those computed anew."""

@@ -17,20 +17,16 @@ import torch
 from torch import Tensor
 
 from disaggkd_cli.losses.divergences import Divergence
-from disaggkd_cli.losses.statistics import FIELDS
 
 COMPILE_FROM_ELEMENTS = 2**24
 """Rows times columns of one loss from which compiling pays: eager torch loses some 75 ms there on two CPU threads."""
 _SMALLEST_COMPILED = 2
 """torch.compile treats sizes 0 and 1 as constants of their own; such tiles go the eager way, not to compile again."""
-(
-    _STUDENT_LSE, _TEACHER_LSE, _STUDENT_LSE_PLAIN, _FORWARD_KL, _REVERSE_KL, _STUDENT_MAX, _TEACHER_MAX,
-    _STUDENT_FIRST, _TEACHER_FIRST, _LABEL_LOGIT, _STUDENT_EXTRA_LSE, _TEACHER_EXTRA_LSE,
-) = map(FIELDS.index, (
+SHARED_STATISTICS = (
     "student_lse", "teacher_lse", "student_lse_plain", "forward_kl", "reverse_kl", "student_max", "teacher_max",
-    "student_first", "teacher_first", "label_logit", "student_extra_lse", "teacher_extra_lse",
-))  # fmt: skip
-"""Where a slot has each."""
+    "student_first", "teacher_first", "label_logit",
+)  # fmt: skip
+"""What the statistics of shared columns are, by the names of RowStatistics."""
 _BLOCK_AFTER_FAILURE = 2**14
 """Elements of a block of the eager part where a compiler turned out not to work, and no block was planned."""
 _NO_FAULT_OF_COMPILERS = (
@@ -205,10 +201,10 @@ def _head(scale: float, softcap: float | None) -> Callable:
 
 
 def _statistics(spec: PointwiseSpec) -> Callable:
-    """Build `f(student [w, v], teacher [w, v], student_bias, teacher_bias, ids [1, v], labels [w, 1], slot)`.
+    """Build `f(student [w, v], teacher [w, v], student_bias, teacher_bias, ids [1, v], labels [w, 1])`.
 
-    It writes into `slot` [w, STATISTICS] what RowStatistics names of shared columns. `ids` are the tokens that the
-    columns stand for and, like `labels`, int32; `labels` may be None.
+    It returns SHARED_STATISTICS, each [w]. `ids` are the tokens that the columns stand for and, like `labels`, int32;
+    without `labels` the label's logit is zero.
     """
     inverse = 1.0 / spec.temperature
     infinity = float("inf")
@@ -216,8 +212,8 @@ def _statistics(spec: PointwiseSpec) -> Callable:
 
     def statistics(
         student: Tensor, teacher: Tensor, student_bias: Tensor | None, teacher_bias: Tensor | None, ids: Tensor,
-        labels: Tensor | None, slot: Tensor,
-    ) -> tuple[()]:  # fmt: skip
+        labels: Tensor | None,
+    ) -> tuple[Tensor, ...]:  # fmt: skip
         student = _head_logits(student, student_bias, spec.student_scale, spec.student_softcap)
         teacher = _head_logits(teacher, teacher_bias, spec.teacher_scale, spec.teacher_softcap)
         student_max, teacher_max = student.amax(-1, keepdim=True), teacher.amax(-1, keepdim=True)
@@ -225,33 +221,35 @@ def _statistics(spec: PointwiseSpec) -> Callable:
         u_max, w_max = student_max * inverse, teacher_max * inverse
         u, w = student * inverse - u_max, teacher * inverse - w_max
         u_exp, w_exp = u.exp(), w.exp()
-        # A row of minus infinities has differences that are no numbers; it weighs nothing.
-        nothing_of_student, nothing_of_teacher = (student_max == -infinity), (teacher_max == -infinity)
-        nothing_of_student, nothing_of_teacher = nothing_of_student.squeeze(-1), nothing_of_teacher.squeeze(-1)
-        u_sum = torch.where(nothing_of_student, 0.0, u_exp.sum(-1))
-        w_sum = torch.where(nothing_of_teacher, 0.0, w_exp.sum(-1))
-        u_log, w_log = u_sum.log(), w_sum.log()
         u_max, w_max = u_max.squeeze(-1), w_max.squeeze(-1)
-        student_lse = torch.where(nothing_of_student, -infinity, u_max + u_log)
-        slot[:, _STUDENT_LSE] = student_lse
-        slot[:, _TEACHER_LSE] = torch.where(nothing_of_teacher, -infinity, w_max + w_log)
+        # A row of minus infinities has differences that are no numbers; it weighs nothing.
+        u_sum = torch.where(u_max == -infinity, 0.0, u_exp.sum(-1))
+        w_sum = torch.where(w_max == -infinity, 0.0, w_exp.sum(-1))
+        u_log, w_log = u_sum.log(), w_sum.log()
+        zero = torch.zeros_like(u_sum)
+        forward = reverse = label_logit = zero
         if divergence.needs_forward_kl:
             moment = torch.where(w_exp > 0, w_exp * (w - u), 0.0).sum(-1)
-            slot[:, _FORWARD_KL] = torch.where(w_sum > 0, moment / w_sum - (w_log - u_log), 0.0)
+            forward = torch.where(w_sum > 0, moment / w_sum - (w_log - u_log), 0.0)
         if divergence.needs_reverse_kl:
             moment = torch.where(u_exp > 0, u_exp * (u - w), 0.0).sum(-1)
-            slot[:, _REVERSE_KL] = torch.where(u_sum > 0, moment / u_sum - (u_log - w_log), 0.0)
+            reverse = torch.where(u_sum > 0, moment / u_sum - (u_log - w_log), 0.0)
+        # The logarithm of no mass is minus infinity already.
+        student_lse, teacher_lse = u_max + u_log, w_max + w_log
+        plain_lse = student_lse
         if spec.temperature != 1.0:
             plain_sum = (student - student_max).exp().sum(-1)
-            student_lse = torch.where(nothing_of_student, -infinity, student_max.squeeze(-1) + plain_sum.log())
-        slot[:, _STUDENT_LSE_PLAIN] = student_lse
-        slot[:, _STUDENT_MAX], slot[:, _TEACHER_MAX] = u_max, w_max
+            plain_max = student_max.squeeze(-1)
+            plain_lse = plain_max + torch.where(plain_max == -infinity, 0.0, plain_sum).log()
         numbers = ids.to(student.dtype)
-        slot[:, _STUDENT_FIRST] = torch.where(student == student_max, numbers, infinity).amin(-1)
-        slot[:, _TEACHER_FIRST] = torch.where(teacher == teacher_max, numbers, infinity).amin(-1)
+        student_first = torch.where(student == student_max, numbers, infinity).amin(-1)
+        teacher_first = torch.where(teacher == teacher_max, numbers, infinity).amin(-1)
         if labels is not None:
-            slot[:, _LABEL_LOGIT] = torch.where(labels == ids, student, 0.0).sum(-1)
-        return ()
+            label_logit = torch.where(labels == ids, student, 0.0).sum(-1)
+        return (
+            student_lse, teacher_lse, plain_lse, forward, reverse, u_max, w_max, student_first, teacher_first,
+            label_logit,
+        )  # fmt: skip
 
     return statistics
 
@@ -315,24 +313,19 @@ def _through_head(gradient: Tensor, logits: Tensor, spec: PointwiseSpec) -> Tens
 
 
 def _extra_statistics(spec: PointwiseSpec) -> Callable:
-    """Build `f(product [w, v], bias, ids [1, v], labels [w, 1], slot [w, STATISTICS], of_student)`, over ids that one
-    model lacks."""
+    """Build `f(product [w, v], bias, ids [1, v], labels [w, 1], of_student)`: tempered and plain log-sum-exp, and the
+    label's logit where there are labels, over ids that one model lacks; each [w]."""
 
     def statistics(
-        product: Tensor, bias: Tensor | None, ids: Tensor, labels: Tensor | None, slot: Tensor, of_student: bool
-    ) -> tuple[()]:
+        product: Tensor, bias: Tensor | None, ids: Tensor, labels: Tensor | None, of_student: bool
+    ) -> tuple[Tensor, ...]:
         scale = spec.student_scale if of_student else spec.teacher_scale
         softcap = spec.student_softcap if of_student else spec.teacher_softcap
         logits = _head_logits(product, bias, scale, softcap)
-        tempered = torch.logsumexp(logits * (1.0 / spec.temperature), -1)
-        if not of_student:
-            slot[:, _TEACHER_EXTRA_LSE] = tempered
-            return ()
-        slot[:, _STUDENT_EXTRA_LSE] = tempered
-        slot[:, _STUDENT_LSE_PLAIN] = torch.logsumexp(logits, -1)
-        if labels is not None:
-            slot[:, _LABEL_LOGIT] = torch.where(labels == ids, logits, 0.0).sum(-1)
-        return ()
+        tempered, plain = torch.logsumexp(logits * (1.0 / spec.temperature), -1), torch.logsumexp(logits, -1)
+        if labels is None or not of_student:
+            return tempered, plain, torch.zeros_like(plain)
+        return tempered, plain, torch.where(labels == ids, logits, 0.0).sum(-1)
 
     return statistics
 

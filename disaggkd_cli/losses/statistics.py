@@ -83,16 +83,18 @@ class StatisticsOfWindow:
     def start(self, rows: int) -> None:
         """Forget everything; the next window has `rows` rows."""
         self._rows, self._used = rows, 0
-        self.slot()
+        self.add()
 
-    def slot(self) -> Tensor:
-        """Return where the statistics of further columns go, [w, STATISTICS] in the order of FIELDS, as of none."""
+    def add(self, **partial: Tensor) -> None:
+        """Add the statistics of further columns by the names of RowStatistics; those not named are of no columns."""
         if self._used == len(self._slots):
             self._slots[0, :, : self._rows] = _stacked(merge(self._parts()))
             self._used = 1
         slot = self._slots[self._used, :, : self._rows]
         self._used += 1
-        return slot.copy_(self._of_none).t()
+        slot.copy_(self._of_none)
+        for name, value in partial.items():
+            slot[FIELDS.index(name)] = value
 
     def merged(self, group: dist.ProcessGroup | None) -> RowStatistics:
         """Return the statistics over all columns added so far, and over those of the other ranks of `group`."""
