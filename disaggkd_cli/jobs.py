@@ -40,6 +40,10 @@ def run_job(
     _check_command(command, config, resume)
     _check_layout(config)
     if dry_run:
+        if command != TEACHER:
+            from disaggkd_cli.data import look_at_texts
+
+            print("\n".join(look_at_texts(config.data)))
         _print_places(config, command)
         return 0
     if under_launcher() is None and command != TEACHER:

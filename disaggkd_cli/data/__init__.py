@@ -11,6 +11,7 @@ from disaggkd_cli.data.layout.micro_batch import (
     lengths_by_row,
     position_ids_from_lengths,
 )
+from disaggkd_cli.data.look import look_at_texts
 from disaggkd_cli.data.order.bucketing import PAD_MULTIPLE, padded_tokens
 from disaggkd_cli.data.order.positions import StreamOrder
 from disaggkd_cli.data.order.shuffle import sequence_indices
@@ -37,6 +38,7 @@ __all__ = [
     "lengths_by_row",
     "load_splits",
     "load_tokenizer",
+    "look_at_texts",
     "padded_tokens",
     "position_ids_from_lengths",
     "sequence_indices",

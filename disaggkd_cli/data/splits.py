@@ -67,17 +67,8 @@ def load_splits(
         getattr(data_config, "template_arguments", None),
     )
     found = Notes()
-    reading = settings | {"columns": getattr(data_config, "columns", {})}
-    train = list_sources(data_config.train, "data.train", reading, found)
+    train, evaluation = named_sources(data_config, found)
     weights = whole_weights([source.weight for source in train])
-    evaluation: list[SourceFiles] | float
-    if data_config.eval == HELD_OUT_SPLIT:
-        evaluation = held_out_beside(data_config.train, reading, found)
-    elif isinstance(data_config.eval, (str, dict, list)):
-        evaluation = list_sources(data_config.eval, "data.eval", reading, found, held_out=True)
-    else:
-        evaluation = float(data_config.eval)
-    _refuse_overlap(train, evaluation)
     settings |= {"pack": pack, "tokenizer": tokenizer_fingerprint(tokenizer)}
     if len(train) > 1:
         settings["weights"] = list(weights)
@@ -96,6 +87,25 @@ def load_splits(
     else:
         splits = assembly.splits(lambda source, notes: _tokens_in_memory(source, encoder, workers, notes, progress))
     return Splits(with_notes(splits[0], found.lines()), splits[1])
+
+
+def named_sources(data_config: Any, notes: Notes) -> tuple[list[SourceFiles], list[SourceFiles] | float]:
+    """The sources to train on, and those to evaluate on or the fraction to hold out.
+
+    Raises:
+        UserError: see `list_sources`; a file is in both.
+    """
+    reading = _settings(data_config) | {"columns": getattr(data_config, "columns", {})}
+    train = list_sources(data_config.train, "data.train", reading, notes)
+    evaluation: list[SourceFiles] | float
+    if data_config.eval == HELD_OUT_SPLIT:
+        evaluation = held_out_beside(data_config.train, reading, notes)
+    elif isinstance(data_config.eval, (str, dict, list)):
+        evaluation = list_sources(data_config.eval, "data.eval", reading, notes, held_out=True)
+    else:
+        evaluation = float(data_config.eval)
+    _refuse_overlap(train, evaluation)
+    return train, evaluation
 
 
 def _stream(

@@ -138,7 +138,7 @@ def lay_out(
     Sources are laid out apart, so that no row holds documents of two, and stand one after the other. With
     `shuffle_seed` the rows of all are shuffled once and for all, so that the first n of them are a fair sample.
     """
-    chosen = [_choose(documents, settings) for documents in sources]
+    chosen = [_choose(documents, settings, key, notes) for documents in sources]
     sizes = [len(each.which) for each in chosen]
     source_of = np.repeat(np.arange(len(chosen)), sizes)
     row_of = np.concatenate([each.which for each in chosen])
@@ -186,11 +186,17 @@ def lay_out(
     )
 
 
-def _choose(documents: TokenizedDocuments, settings: dict[str, Any]) -> _Chosen:
+def _choose(documents: TokenizedDocuments, settings: dict[str, Any], key: str, notes: Notes) -> _Chosen:
     length = settings["sequence_length"]
     rows = pack(documents, length) if settings["pack"] else one_per_row(documents, length)
     counts = np.add.reduceat(rows.pieces.supervised_counts, rows.pieces_before[:-1])
     which = np.flatnonzero(counts)
+    if len(which) < len(counts):
+        lost = rows.pieces.lengths[np.repeat(counts == 0, np.diff(rows.pieces_before))].sum()
+        notes.add(
+            f"{key}: WARNING, {len(counts) - len(which)} sequences ({lost} tokens) are LEFT OUT, since the cut at "
+            f"data.sequence_length={length} has left no supervised token in them"
+        )
     return _Chosen(rows, which, counts[which])
 
 

@@ -198,3 +198,14 @@ def test_progress_is_told_and_settings_are_checked(tmp_path, byte_tokenizer):
             load_splits(data_config(path, **{setting: value}), byte_tokenizer, pack=True, seed=1)
     with pytest.raises(UserError, match="data.sequence_length: 1"):
         load_splits(data_config(path, sequence_length=1), byte_tokenizer, pack=True, seed=1)
+
+
+@pytest.mark.parametrize("pack", [True, False])
+def test_what_a_cut_leaves_without_a_supervised_token_is_counted(tmp_path, byte_tokenizer, pack):
+    records = [{"prompt": "p" * 70, "completion": "x"}, *[{"prompt": "p", "completion": "x" * 9}] * 3]
+    held_out = write_jsonl(tmp_path / "b.jsonl", records[1:2])
+    config = data_config(write_jsonl(tmp_path / "a.jsonl", records), eval=held_out, long_documents="split")
+    splits = load_splits(config, byte_tokenizer, pack=pack, seed=1)
+    (note,) = (note for note in splits.train.notes if "no supervised token" in note)
+    assert note.startswith("data.train: WARNING, 4 sequences (64 tokens) are LEFT OUT, since the cut at data.sequence")
+    assert not any("no supervised token" in note for note in splits.evaluation.notes)
