@@ -20,6 +20,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from disaggkd_cli import files
 from disaggkd_cli.bench.frontier_report import format_agreement
 from disaggkd_cli.bench.step_report import peaks_by_role, reasons
 from disaggkd_cli.units import format_bytes
@@ -58,9 +59,7 @@ def measured(name: str, *arguments: str) -> dict[str, Any]:
         command = [sys.executable, "-m", "disaggkd_cli", "bench", *arguments, "--json"]
         printed = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout
         KEPT.mkdir(parents=True, exist_ok=True)
-        aside = path.with_suffix(".writing")
-        aside.write_text(printed, encoding="utf-8")
-        aside.replace(path)
+        files.write_text(path, printed)
     return json.loads(path.read_text(encoding="utf-8"))
 
 

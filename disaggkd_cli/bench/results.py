@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from disaggkd_cli import files
 from disaggkd_cli.errors import UserError
 
 _FINISHED = {"finished": True}
@@ -80,9 +81,7 @@ class Results:
             os.fsync(file.fileno())
 
     def _write(self, lines: list[dict[str, Any]]) -> None:
-        aside = self.path.with_suffix(".writing")
-        aside.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-        os.replace(aside, self.path)
+        files.write_text(self.path, "".join(json.dumps(line) + "\n" for line in lines))
 
 
 def default_root(run_dir: str, bench: str, arguments: dict[str, Any]) -> Path:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from disaggkd_cli import files
 from disaggkd_cli.errors import UserError
 
 MANIFEST = "recording.json"
@@ -77,7 +77,7 @@ class Recorder:
         self._bytes = 0
         self.keys: set[str] = set()
         directory.mkdir(parents=True, exist_ok=True)
-        for aside in directory.glob(".writing_*"):
+        for aside in directory.glob(".*.writing"):
             aside.unlink()
         if (directory / MANIFEST).exists():
             before = Recording(directory, identity)
@@ -99,21 +99,15 @@ class Recorder:
         if not self._pending:
             return
         name = f"states_{len(self.shards):05d}.safetensors"
-        aside = self.directory / f".writing_{name}"
-        save_file(self._pending, aside)
-        _sync(aside)
-        os.replace(aside, self.directory / name)
+        with files.replacing(self.directory / name, durable=True) as aside:
+            save_file(self._pending, aside)
         self.shards.append(name)
         self._pending, self._bytes = {}, 0
         self._write_manifest()
 
     def _write_manifest(self) -> None:
         record = {"format": FORMAT, "identity": asdict(self.identity), "shards": self.shards}
-        aside = self.directory / f".writing_{MANIFEST}"
-        aside.write_text(json.dumps(record, indent=1), encoding="utf-8")
-        _sync(aside)
-        os.replace(aside, self.directory / MANIFEST)
-        _sync(self.directory)
+        files.write_text(self.directory / MANIFEST, json.dumps(record, indent=1), durable=True)
 
 
 class Recording:
@@ -171,11 +165,3 @@ def _read_manifest(directory: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"teacher.cache: {path} is damaged ({type(error).__name__}: {error}); record again") from None
     return manifest
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from html import escape
 from pathlib import Path
 
+from disaggkd_cli import files
 from disaggkd_cli.errors import UserError
 
 _STYLE = Path(__file__).with_name("style.html")
@@ -27,10 +28,8 @@ def write_page(path: Path, text: str, option: str) -> None:
     Raises:
         UserError: naming `option` and the file that cannot be written.
     """
-    aside = path.with_name(f".{path.name}.writing")
     try:
-        aside.write_text(text, encoding="utf-8")
-        aside.replace(path)
+        files.write_text(path, text)
     except OSError as error:
         raise UserError(f"{option}: {path} cannot be written: {error.strerror}") from None
 

@@ -25,6 +25,7 @@ from torch.distributed.checkpoint import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.state_dict import get_state_dict
 
+from disaggkd_cli import files
 from disaggkd_cli.errors import RunError, UserError
 from disaggkd_cli.faults import fault_point
 
@@ -61,14 +62,14 @@ def read_checkpoint(directory: Path) -> Checkpoint:
     path = directory / MANIFEST
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
-        files, step, identity = manifest["files"], int(manifest["step"]), manifest["identity"]
+        entries, step, identity = manifest["files"], int(manifest["step"]), manifest["identity"]
         if manifest["format"] != FORMAT:
             raise UserError(f"{directory}: is of format {manifest['format']}, but this version reads {FORMAT}")
     except FileNotFoundError:
         raise UserError(f"{directory}: has no {MANIFEST}, so it was never finished") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path}: is damaged ({type(error).__name__}: {error})") from None
-    for name, entry in files.items():
+    for name, entry in entries.items():
         file = directory / Path(name).name
         if not file.is_file():
             raise UserError(f"{file}: is missing")
@@ -134,8 +135,15 @@ class Checkpointer:
             raise self._failure(step, failure) from failure
 
         def finish() -> None:
+            error: BaseException | None = None
             try:
-                future.result()
+                try:
+                    future.result()
+                    _describe_own(aside, rank)
+                except BaseException as failure:
+                    error = failure
+                if self._any_failed(error):  # every rank asks, so that none waits for one that failed
+                    raise error or RunError("another student rank could not write its share; see its log")
                 if rank == 0:
                     _finish(aside, step_directory(self.root, step), step, identity)
                     _prune(self.root, self.keep)
@@ -226,20 +234,35 @@ def _fill_optimizer_state(optimizer: torch.optim.Optimizer) -> None:
         group["lr"] = rate
 
 
+def _describe_own(aside: Path, rank: int) -> None:
+    """Force what this rank wrote to the disk, and leave its sizes and hashes for rank 0: each rank reads its own."""
+    own = aside.glob(f"shard-{rank + 1:05d}-*.safetensors")  # as torch.distributed.checkpoint names them
+    files.write_text(aside / _digests_of(rank), json.dumps({path.name: _described(path) for path in sorted(own)}))
+
+
+def _digests_of(rank: int | str) -> str:
+    return f".digests_{rank}.json"
+
+
+def _described(path: Path) -> dict[str, Any]:
+    files.sync(path)
+    return {"bytes": path.stat().st_size, "sha256": _sha256(path)}
+
+
 def _finish(aside: Path, final: Path, step: int, identity: dict[str, Any]) -> None:
-    files = {}
-    for path in sorted(aside.iterdir()):
-        _sync(path)
-        files[path.name] = {"bytes": path.stat().st_size, "sha256": _sha256(path)}
+    described: dict[str, Any] = {}
+    for path in sorted(aside.glob(_digests_of("*"))):
+        described |= json.loads(path.read_text(encoding="utf-8"))
+        path.unlink()
+    entries = {path.name: described.get(path.name) or _described(path) for path in sorted(aside.iterdir())}
     fault_point("ckpt_fsync")
-    manifest = {"format": FORMAT, "step": step, "identity": identity, "files": files}
-    write_durably(aside / MANIFEST, json.dumps(manifest, indent=1))
-    _sync(aside)
+    manifest = {"format": FORMAT, "step": step, "identity": identity, "files": entries}
+    files.write_text(aside / MANIFEST, json.dumps(manifest, indent=1), durable=True)
     fault_point("ckpt_rename")
     if final.exists():
         shutil.rmtree(final)
     os.replace(aside, final)
-    _sync(final.parent)
+    files.sync(final.parent)
 
 
 def _prune(root: Path, keep: int) -> None:
@@ -247,24 +270,6 @@ def _prune(root: Path, keep: int) -> None:
         shutil.rmtree(directory, ignore_errors=True)
     for aside in root.glob(".writing_step_*"):
         shutil.rmtree(aside, ignore_errors=True)
-
-
-def write_durably(path: Path, text: str) -> None:
-    """Write a small text file so that it is there whole or not at all, even after a power cut."""
-    aside = path.with_name(f".{path.name}.writing")
-    with aside.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(aside, path)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _sha256(path: Path) -> str:

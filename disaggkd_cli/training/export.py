@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from transformers import AutoModelForCausalLM
 
+from disaggkd_cli import files
 from disaggkd_cli.errors import RunError
 from disaggkd_cli.models.lora import has_adapters, merged_state, save_adapters
 
@@ -34,20 +33,17 @@ def export_student(model: nn.Module, tokenizer: Any, directory: Path, dtype: tor
     state = get_model_state_dict(model, options=options)
     if dist.get_rank() != 0:
         return
-    aside = directory.with_name(f".{directory.name}.writing")
-    shutil.rmtree(aside, ignore_errors=True)
     try:
-        plain = merged_state(model, state) if has_adapters(model) else state
-        whole = _whole_model(model, plain, dtype)
-        whole.save_pretrained(aside)
-        tokenizer.save_pretrained(aside)
-        _compare(whole, aside)
-        if has_adapters(model):
-            save_adapters(model, state, aside / "adapters")
+        with files.replacing(directory) as aside:
+            plain = merged_state(model, state) if has_adapters(model) else state
+            whole = _whole_model(model, plain, dtype)
+            whole.save_pretrained(aside)
+            tokenizer.save_pretrained(aside)
+            _compare(whole, aside)
+            if has_adapters(model):
+                save_adapters(model, state, aside / "adapters")
     except OSError as error:
         raise RunError(f"the student could not be written to {directory}: {error}") from error
-    shutil.rmtree(directory, ignore_errors=True)
-    os.replace(aside, directory)
 
 
 def _whole_model(model: nn.Module, state: dict[str, torch.Tensor], dtype: torch.dtype) -> nn.Module:

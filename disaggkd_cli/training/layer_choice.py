@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from disaggkd_cli import files
 from disaggkd_cli.config import Config
 from disaggkd_cli.config.layers import best_count, require_enough
 from disaggkd_cli.data import MicroBatch, TrainingTexts, collate
@@ -113,6 +114,4 @@ def _read(path: Path, facts: dict[str, Any]) -> list[int] | None:
 
 
 def _write(path: Path, facts: dict[str, Any], layers: list[int]) -> None:
-    aside = path.with_name(f".{path.name}.writing")
-    aside.write_text(json.dumps({"layers": layers, "chosen_by": facts}), encoding="utf-8")
-    aside.replace(path)
+    files.write_text(path, json.dumps({"layers": layers, "chosen_by": facts}))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any, TextIO
 
+from disaggkd_cli import files
 from disaggkd_cli.training.run_directory import RunDirectory
 
 
@@ -57,9 +57,7 @@ def _drop_after(path: Path, step: int) -> None:
     kept = [line for line in read_metrics(path) if line["step"] <= step]
     if not path.exists():
         return
-    aside = path.with_name(f".{path.name}.writing")
-    aside.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
-    os.replace(aside, path)
+    files.write_text(path, "".join(json.dumps(line) + "\n" for line in kept))
 
 
 def _tensorboard(path: Path, first_step: int) -> Any:

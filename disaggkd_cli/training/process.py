@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import torch
 
+from disaggkd_cli import files
 from disaggkd_cli.training.memory_record import MemoryRecord, record_path
 
 GPU_CAP = "DISAGGKD_GPU_MEMORY_CAP"
@@ -68,10 +69,8 @@ def keep_memory_record(logs: Path, rank: str, device: torch.device) -> None:
 
     def write() -> None:
         record = MemoryRecord(rank, str(device), start, _peak(device, start))
-        aside = path.with_suffix(".writing")
         try:
-            aside.write_text(json.dumps(asdict(record)), encoding="utf-8")
-            os.replace(aside, path)
+            files.write_text(path, json.dumps(asdict(record)))
         except OSError:
             return  # a full or vanished disk costs this figure, not the run
 

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from disaggkd_cli import __version__
+from disaggkd_cli import __version__, files
 from disaggkd_cli.errors import UserError
 
 
@@ -135,6 +135,4 @@ def read_status(directory: RunDirectory) -> Status | None:
 
 
 def _replace(path: Path, content: dict[str, Any]) -> None:
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    aside.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    os.replace(aside, path)
+    files.write_text(path, json.dumps(content, indent=2) + "\n")

@@ -10,7 +10,7 @@ import pytest
 PACKAGE = Path(__file__).parents[2] / "disaggkd_cli"
 
 LEVELS = [
-    {"errors", "faults"},
+    {"errors", "faults", "files"},
     {"units", "addresses", "nodelist", "wire"},
     {"page", "model_files"},
     {"losses"},

@@ -44,7 +44,7 @@ def test_an_interrupted_recording_goes_on(tmp_path):
     for number in range(5):
         first.add(f"key-{number}", states(number))
     assert len(first.shards) == 1, "two answers fill a shard of 50 bytes only with three"
-    (tmp_path / ".writing_states_00001.safetensors").write_bytes(b"half a shard")
+    (tmp_path / ".states_00001.safetensors.1.writing").write_bytes(b"half a shard")
     again = Recorder(tmp_path, IDENTITY, shard_bytes=50)
     assert again.keys == {"key-0", "key-1", "key-2"}
     for number in range(5):
@@ -53,7 +53,7 @@ def test_an_interrupted_recording_goes_on(tmp_path):
     recording = Recording(tmp_path, IDENTITY)
     assert sorted(recording.keys) == [f"key-{number}" for number in range(5)]
     assert all(torch.equal(recording.hidden(f"key-{number}"), states(number)) for number in range(5))
-    assert not list(tmp_path.glob(".writing_*"))
+    assert not list(tmp_path.glob(".*.writing"))
 
 
 @pytest.mark.parametrize(
