@@ -103,6 +103,9 @@ def convert_teacher(gguf: Path, target: Path) -> None:
         import gguf as _  # noqa: F401  (transformers needs it to read the file)
         import torch
         import transformers
+
+        from disaggkd_cli.files import replacing
+        from disaggkd_cli.models.save import save_model_directory
     except ImportError as error:
         raise FetchError(f"{error}. Install the reader of GGUF files: pip install 'disaggkd[gguf]'") from error
     transformers.utils.logging.set_verbosity_error()
@@ -131,11 +134,8 @@ def convert_teacher(gguf: Path, target: Path) -> None:
         answer = tokenizer.decode(model(prompt, use_cache=False).logits[0, -1].argmax().reshape(1))
     if answer.strip() != "Paris":
         raise FetchError(f"the converted model says that the capital of France is {answer!r}: the conversion is wrong")
-    part = target.with_name(target.name + ".part")
-    shutil.rmtree(part, ignore_errors=True)
-    model.save_pretrained(part)
-    tokenizer.save_pretrained(part)
-    part.replace(target)
+    with replacing(target) as aside:
+        save_model_directory(model, tokenizer, aside)
 
 
 # --- the prose --------------------------------------------------------------------------------------------------------

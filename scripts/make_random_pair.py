@@ -10,13 +10,14 @@ thousand. Speed, memory, traffic and equality of losses do not depend on what a 
 from __future__ import annotations
 
 import argparse
-import shutil
 import time
 from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM
 from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
+
+from disaggkd_cli.models.save import save_model_directory
 
 TOKENIZER = Path(__file__).resolve().parents[1] / "tests" / "assets" / "tiny-austen"
 COMMON = {"max_position_embeddings": 4096, "eos_token_id": 0, "pad_token_id": 0, "bos_token_id": None}
@@ -50,11 +51,7 @@ def make(name: str, output: Path, small: bool, device: str) -> int:
         # Logits of some three units, as of a language model; those of fresh weights are nearly all alike.
         with torch.no_grad():
             model.lm_head.weight.mul_(3.0 / (model.config.initializer_range * model.config.hidden_size**0.5))
-    directory = output / name
-    model.save_pretrained(directory)
-    for file in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(TOKENIZER / file, directory / file)
-    return sum(parameter.numel() for parameter in model.parameters())
+    return save_model_directory(model, TOKENIZER, output / name)
 
 
 def main() -> None:

@@ -12,11 +12,12 @@ from the tokenizer's 2,048 ids to 8,192.
 from __future__ import annotations
 
 import argparse
-import shutil
 from pathlib import Path
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
+
+from disaggkd_cli.models.save import save_model_directory
 
 TOKENIZER = Path(__file__).parents[1] / "tests" / "assets" / "tiny-austen"
 COMMON = {"vocab_size": 8192, "head_dim": 64, "max_position_embeddings": 1024, "eos_token_id": 0, "pad_token_id": 0,
@@ -35,11 +36,7 @@ def make(name: str, output: Path) -> int:
     """Write one model directory and return its number of parameters."""
     torch.manual_seed(len(name))
     model = LlamaForCausalLM(LlamaConfig(**COMMON, **SHAPES[name]))
-    directory = output / name
-    model.save_pretrained(directory)
-    for file in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(TOKENIZER / file, directory / file)
-    return sum(parameter.numel() for parameter in model.parameters())
+    return save_model_directory(model, TOKENIZER, output / name)
 
 
 def main() -> None:

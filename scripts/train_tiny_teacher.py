@@ -18,6 +18,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from disaggkd_cli.models.save import save_model_directory
+
 VOCABULARY = 2048
 SEQUENCE_LENGTH = 192
 BATCH = 24
@@ -88,8 +90,7 @@ def main() -> None:
         if step % 20 == 0 or step == options.steps - 1:
             seconds = time.monotonic() - started
             print(f"step {step + 1}/{options.steps}  loss {loss.item():.3f}  {seconds:.0f} s", flush=True)
-    model.to(torch.bfloat16).save_pretrained(options.output)
-    tokenizer.save_pretrained(options.output)
+    save_model_directory(model.to(torch.bfloat16), tokenizer, options.output)
 
 
 if __name__ == "__main__":

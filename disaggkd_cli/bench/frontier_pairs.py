@@ -96,6 +96,8 @@ class Pairs:
         import transformers
         from transformers import AutoConfig, AutoModelForCausalLM
 
+        from disaggkd_cli.models.save import save_model_directory
+
         transformers.utils.logging.disable_progress_bar()
 
         fields = {key: value for key, value in fields.items() if key not in ("dtype", "torch_dtype", "architectures")}
@@ -105,6 +107,4 @@ class Pairs:
         model = AutoModelForCausalLM.from_config(
             AutoConfig.for_model(model_type, **fields), dtype=getattr(torch, self._saved_dtype)
         )
-        model.save_pretrained(directory)
-        for name in ("tokenizer.json", "tokenizer_config.json"):
-            shutil.copy(self._tokenizer / name, directory / name)
+        save_model_directory(model, Path(self._tokenizer), directory)

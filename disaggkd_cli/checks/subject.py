@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from disaggkd_cli.checks.sample import dataset_of, sample_sequences
 from disaggkd_cli.config import Config
-from disaggkd_cli.data import MicroBatch, Sequence, Splits, load_splits, load_tokenizer
+from disaggkd_cli.data import MicroBatch, Sequence, Splits, load_splits, load_tokenizer, padding_id
 from disaggkd_cli.losses import Head, reference_kd_loss
 from disaggkd_cli.models import (
     backbone_of,
@@ -23,7 +23,7 @@ from disaggkd_cli.models import (
     hidden_states,
     load_causal_lm,
     load_head,
-    resolve_source,
+    teacher_source,
 )
 from disaggkd_cli.models.load import DTYPES
 from disaggkd_cli.training.schedule import WorkItem, WorkPlan
@@ -62,8 +62,7 @@ class Subject:
     @property
     def pad_id(self) -> int:
         """The id that fills short rows up, as in a run."""
-        pad = self.tokenizer.pad_token_id
-        return pad if pad is not None else self.tokenizer.eos_token_id or 0
+        return padding_id(self.tokenizer)
 
     @property
     def compute_dtype(self) -> torch.dtype:
@@ -143,7 +142,7 @@ def load_subject(config: Config, device: torch.device, log: Callable[[str], None
     Raises:
         UserError: a model, a tokenizer or the texts cannot be read at all.
     """
-    source = resolve_source(config.teacher.model, trust_remote_code=config.teacher.trust_remote_code)
+    source = teacher_source(config)
     dtype = DTYPES[config.teacher.dtype]
     log("reading the texts")
     teacher_tokenizer = load_tokenizer(config.teacher.model)

@@ -18,7 +18,12 @@ from disaggkd_cli.data.order.shuffle import sequence_indices
 from disaggkd_cli.data.order.training_texts import GlobalBatch, TrainingTexts
 from disaggkd_cli.data.reading_progress import TextsProgress
 from disaggkd_cli.data.splits import Splits, load_splits
-from disaggkd_cli.data.tokenise.vocabulary import compare_vocabularies, load_tokenizer, tokenizer_fingerprint
+from disaggkd_cli.data.tokenise.vocabulary import (
+    compare_vocabularies,
+    load_tokenizer,
+    padding_id,
+    tokenizer_fingerprint,
+)
 
 __all__ = [
     "IGNORE",
@@ -42,5 +47,6 @@ __all__ = [
     "padded_tokens",
     "position_ids_from_lengths",
     "sequence_indices",
+    "padding_id",
     "tokenizer_fingerprint",
 ]

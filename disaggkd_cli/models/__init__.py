@@ -18,6 +18,7 @@ from disaggkd_cli.models.load import (
     load_head,
     load_head_shard,
     resolve_source,
+    teacher_source,
 )
 from disaggkd_cli.models.packing import (
     decide_packing,
@@ -57,6 +58,7 @@ __all__ = [
     "set_attention",
     "states_and_router_logits",
     "student_from_layers",
+    "teacher_source",
     "verify_ids",
     "verify_packing",
     "verify_split",

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from disaggkd_cli.config import Config
 from disaggkd_cli.errors import UserError
 from disaggkd_cli.losses import Head
 from disaggkd_cli.model_files import TensorEntry, tensor_entries
@@ -58,6 +59,11 @@ def resolve_source(model: str, *, trust_remote_code: bool = False) -> ModelSourc
     if path.name == "config.json" and path.is_file():
         return ModelSource(str(path.parent), None, trust_remote_code)
     return ModelSource(str(path) if path.exists() else model, None, trust_remote_code)
+
+
+def teacher_source(config: Config) -> ModelSource:
+    """Return where a run's teacher is to be read from."""
+    return resolve_source(config.teacher.model, trust_remote_code=config.teacher.trust_remote_code)
 
 
 def load_config(source: ModelSource, key: str) -> Any:

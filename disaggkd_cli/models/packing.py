@@ -12,7 +12,7 @@ from disaggkd_cli.config.packing import separates_documents
 from disaggkd_cli.errors import UserError
 from disaggkd_cli.models.attention import FLASH
 from disaggkd_cli.models.head import hidden_states
-from disaggkd_cli.models.load import load_config, resolve_source
+from disaggkd_cli.models.load import load_config, teacher_source
 from disaggkd_cli.models.student import student_source_config
 
 
@@ -34,7 +34,7 @@ def decide_packing(config: Config) -> tuple[bool, str]:
         return config.data.packing == "on", f"data.packing={config.data.packing}"
     if FLASH in (config.teacher.attention, config.student.attention):
         return False, "flash_attention_2 keeps packed documents apart in batches of one row only"
-    teacher = resolve_source(config.teacher.model, trust_remote_code=config.teacher.trust_remote_code)
+    teacher = teacher_source(config)
     for model_config in (load_config(teacher, "teacher.model"), student_source_config(config)):
         packs, reason = packs_documents(model_config)
         if not packs:

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 from disaggkd_cli.config import Config
 from disaggkd_cli.errors import UserError
 from disaggkd_cli.models.layers import student_from_layers
-from disaggkd_cli.models.load import load_causal_lm, load_config, resolve_source
+from disaggkd_cli.models.load import load_causal_lm, load_config, resolve_source, teacher_source
 from disaggkd_cli.models.lora import add_adapters
 
 
@@ -30,7 +30,7 @@ def build_student(config: Config) -> nn.Module:
 def _starting_weights(config: Config) -> nn.Module:
     student = config.student
     if student.from_teacher is not None:
-        source = resolve_source(config.teacher.model, trust_remote_code=config.teacher.trust_remote_code)
+        source = teacher_source(config)
         teacher = load_causal_lm(source, torch.float32, "teacher.model")
         return student_from_layers(teacher, student.from_teacher.layers, torch.float32).eval()
     if student.from_config:

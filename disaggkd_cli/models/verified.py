@@ -12,7 +12,7 @@ from disaggkd_cli.config import Config
 from disaggkd_cli.losses import Head
 from disaggkd_cli.models.attention import FLASH, require_attention, set_attention
 from disaggkd_cli.models.head import backbone_of, head_of, verify_split
-from disaggkd_cli.models.load import DTYPES, ModelSource, load_causal_lm, resolve_source
+from disaggkd_cli.models.load import DTYPES, ModelSource, load_causal_lm, teacher_source
 from disaggkd_cli.models.packing import decide_packing, verify_packing
 
 
@@ -61,7 +61,7 @@ def load_verified_teacher(
     """
     attention = config.teacher.attention
     require_attention(attention, "teacher.attention")
-    source = resolve_source(config.teacher.model, trust_remote_code=config.teacher.trust_remote_code)
+    source = teacher_source(config)
     model = load_causal_lm(source, DTYPES[config.teacher.dtype], "teacher.model").to(device)
     if attention != FLASH or device.type == "cuda":
         set_attention(model, attention, "teacher.attention")

@@ -39,7 +39,6 @@ class Recorded:
     stall_seconds: float
     supervised_rows: float
     peak_memory_bytes: float
-    peak_tensor_bytes: float | None
     received_bytes: int
     received_rows: int
     teacher_idle: float | None
@@ -105,7 +104,6 @@ def read_run(directory: Path) -> Recorded:
     def median(name: str) -> float:
         return statistics.median(float(line[name]) for line in kept)
 
-    tensors = [float(line["peak_tensor_bytes"]) for line in lines if line.get("peak_tensor_bytes") is not None]
     teachers = lines[-1].get("teachers") or {}
     idle = [one["idle_share"] for one in teachers.values() if one.get("idle_share") is not None]
     return Recorded(
@@ -114,7 +112,6 @@ def read_run(directory: Path) -> Recorded:
         stall_seconds=median("stall_seconds"),
         supervised_rows=median("supervised_tokens"),
         peak_memory_bytes=max(float(line["peak_memory_bytes"]) for line in lines),
-        peak_tensor_bytes=max(tensors) if tensors else None,
         received_bytes=sum(int(line.get("received_bytes", 0)) for line in lines),
         received_rows=sum(int(line["supervised_tokens"]) for line in lines) if teachers else 0,
         teacher_idle=statistics.mean(idle) if idle else None,
@@ -135,9 +132,7 @@ def compare(work: Workload, recorded: Recorded) -> list[Compared]:
             Compared("hidden states received", per_row * recorded.received_rows, recorded.received_bytes, "bytes")
         )
     peak = roles_of(work, mode)[role].peak_bytes
-    if recorded.peak_tensor_bytes is not None:
-        rows.append(Compared(f"peak memory of a {role} rank", peak, recorded.peak_tensor_bytes, "bytes"))
-    elif work.cluster.device == "cpu":
+    if work.cluster.device == "cpu":
         # On CPUs a run records what the whole process takes, libraries and all: no figure to hold a prediction against.
         rows.append(Compared(f"peak of a {role} rank (measured: process)", peak, recorded.peak_memory_bytes, "bytes"))
     else:

@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from disaggkd_cli.config import Config
 from disaggkd_cli.errors import RunError, UserError
-from disaggkd_cli.models import backbone_of, resolve_source, set_attention
+from disaggkd_cli.models import backbone_of, set_attention, teacher_source
 from disaggkd_cli.models.load import DTYPES, without_weights
 from disaggkd_cli.models.verified import VerifiedTeacher, load_verified_teacher, verify_packed_documents
 from disaggkd_cli.replica.rounds import LEADER
@@ -41,14 +41,14 @@ def load_sharded_teacher(config: Config, device: torch.device, group: dist.Proce
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[0]
         raise RunError(f"the replica's ranks could not share out {config.teacher.model}: {reason}") from error
-    source = resolve_source(config.teacher.model, trust_remote_code=config.teacher.trust_remote_code)
+    source = teacher_source(config)
     teacher = VerifiedTeacher(source, sharded, contents["vocabulary_size"], contents["hidden_size"])
     verify_packed_documents(config, teacher)
     return teacher
 
 
 def _backbone_without_weights(config: Config) -> nn.Module:
-    source = resolve_source(config.teacher.model, trust_remote_code=config.teacher.trust_remote_code)
+    source = teacher_source(config)
     model = without_weights(source, DTYPES[config.teacher.dtype], "teacher.model")
     set_attention(model, config.teacher.attention, "teacher.attention")
     backbone = backbone_of(model)

@@ -23,8 +23,8 @@ from disaggkd_cli.models import (
     backbone_of,
     head_of,
     load_config,
-    resolve_source,
     set_attention,
+    teacher_source,
     verify_split,
 )
 from disaggkd_cli.models.load import DTYPES, ModelSource, load_causal_lm
@@ -37,7 +37,7 @@ def load_tensor_parallel_teacher(config: Config, device: torch.device, group: di
     Raises:
         UserError: the model has no plan, cannot be divided so, or cannot be read, split or packed.
     """
-    source = resolve_source(config.teacher.model, trust_remote_code=config.teacher.trust_remote_code)
+    source = teacher_source(config)
     _require_plan(source, dist.get_world_size(group))
     here = torch._C._get_accelerator().type
     if here != device.type:

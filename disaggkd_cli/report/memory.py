@@ -49,9 +49,6 @@ def planned_mode(run: Run) -> str:
 
 def measured_peak(run: Run) -> tuple[float | None, str]:
     """Return a student rank's measured peak and what exactly was measured."""
-    tensors = [y for _, y in run.series("peak_tensor_bytes")]
-    if tensors:
-        return max(tensors), "tensors"
     peaks = [y for _, y in run.series("peak_memory_bytes")]
     on_gpu = str(run.environment.get("placement", {}).get("device", "cpu")).startswith("cuda")
     return (max(peaks) if peaks else None), ("allocated on the GPU" if on_gpu else "the whole process")
@@ -72,7 +69,7 @@ def _bars(run: Run, ranks: dict[str, RankMemory]) -> str:
     peaks = {role: float(record.above_start) for role, record in records.items()}
     peak, what = measured_peak(run)
     student = "colocated" if run.colocated else "student"
-    if peak is not None and (what == "tensors" or student not in peaks):
+    if peak is not None and student not in peaks:
         peaks[student] = peak
     scale = max(rank.peak_bytes for rank in ranks.values())
     scale = max([scale, *(size for size in peaks.values() if size <= 4 * scale)])

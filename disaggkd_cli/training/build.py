@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from disaggkd_cli.config import Config
-from disaggkd_cli.data import Splits, compare_vocabularies, load_tokenizer, tokenizer_fingerprint
+from disaggkd_cli.data import Splits, compare_vocabularies, load_tokenizer, padding_id, tokenizer_fingerprint
 from disaggkd_cli.errors import SavedAndResumable
 from disaggkd_cli.losses import Head
 from disaggkd_cli.losses.placement import HeadTraffic
@@ -28,9 +28,9 @@ from disaggkd_cli.models import (
     load_head_shard,
     model_fingerprint,
     require_attention,
-    resolve_source,
     router_loss_of,
     set_attention,
+    teacher_source,
     verify_ids,
     verify_packing,
     verify_split,
@@ -79,8 +79,7 @@ class Components:
     @property
     def pad_id(self) -> int:
         """The token id that fills short rows up; padding is never supervised, so any id does."""
-        pad = self.tokenizer.pad_token_id
-        return pad if pad is not None else self.tokenizer.eos_token_id or 0
+        return padding_id(self.tokenizer)
 
 
 def build_components(config: Config, log: Log, directory: Path) -> Components:
@@ -95,7 +94,7 @@ def build_components(config: Config, log: Log, directory: Path) -> Components:
         UserError: naming what cannot be read, split or packed, or which token ids differ.
     """
     require_attention(config.student.attention, "student.attention")
-    teacher_source = resolve_source(config.teacher.model, trust_remote_code=config.teacher.trust_remote_code)
+    source = teacher_source(config)
     teacher_tokenizer = load_tokenizer(config.teacher.model)
     tokenizer = load_tokenizer(config.student.model) if config.student.model else teacher_tokenizer
     shared = compare_vocabularies(teacher_tokenizer, tokenizer)
@@ -111,9 +110,9 @@ def build_components(config: Config, log: Log, directory: Path) -> Components:
     verify_split(model, head, "the student", fresh=config.student.from_config is not None)
     if pack:
         verify_packing(backbone_of(model), head.weight.shape[0], "the student")
-    layout = _layout(config, model, load_config(teacher_source, "teacher.model"), log)
+    layout = _layout(config, model, load_config(source, "teacher.model"), log)
     vocabulary = len(head.weight)
-    teacher_backbone, teacher_head, teacher_vocabulary = _teacher(config, teacher_source, layout, vocabulary)
+    teacher_backbone, teacher_head, teacher_vocabulary = _teacher(config, source, layout, vocabulary)
     sizes = (teacher_vocabulary, vocabulary)
     for dataset in (splits.train, splits.evaluation):
         dataset.verify(lambda ids, labels: verify_ids(ids, labels, shared, sizes))
@@ -122,7 +121,7 @@ def build_components(config: Config, log: Log, directory: Path) -> Components:
         "held-out data": splits.evaluation.fingerprint,
         "tokenizer": tokenizer_fingerprint(tokenizer),
         "teacher tokenizer": tokenizer_fingerprint(teacher_tokenizer),
-        "teacher": model_fingerprint(teacher_source),
+        "teacher": model_fingerprint(source),
         "seed": config.seed,
         "global batch (sequences)": config.global_batch_sequences,
     }

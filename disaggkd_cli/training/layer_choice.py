@@ -20,7 +20,7 @@ from disaggkd_cli.config import Config
 from disaggkd_cli.config.layers import best_count, require_enough
 from disaggkd_cli.data import MicroBatch, TrainingTexts, collate
 from disaggkd_cli.data.keep.cache import Cache, default_directory
-from disaggkd_cli.models import load_causal_lm, load_config, model_fingerprint, resolve_source
+from disaggkd_cli.models import load_causal_lm, load_config, model_fingerprint, teacher_source
 from disaggkd_cli.models.choose_layers import best_layers
 from disaggkd_cli.models.load import DTYPES
 
@@ -45,7 +45,7 @@ def settle_layers(config: Config, train: TrainingTexts, directory: Path, log: Ca
     best = None if section is None else best_count(section.layers)
     if best is None:
         return
-    source = resolve_source(config.teacher.model, trust_remote_code=config.teacher.trust_remote_code)
+    source = teacher_source(config)
     count = load_config(source, "teacher.model").get_text_config().num_hidden_layers
     require_enough(best, count)
     chosen = torch.zeros(best, dtype=torch.int64)

@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 
 from disaggkd_cli.config import Config
-from disaggkd_cli.data import load_splits, load_tokenizer, tokenizer_fingerprint
+from disaggkd_cli.data import load_splits, load_tokenizer, padding_id, tokenizer_fingerprint
 from disaggkd_cli.errors import UserError
-from disaggkd_cli.models import decide_packing, model_fingerprint, requested_states, resolve_source
+from disaggkd_cli.models import decide_packing, model_fingerprint, requested_states, teacher_source
 from disaggkd_cli.models.recording import Recorder, Recording, RecordingIdentity, request_key
 from disaggkd_cli.models.verified import load_verified_teacher
 from disaggkd_cli.training.schedule import WorkItem, WorkPlan
@@ -77,7 +77,7 @@ def recording_identity(config: Config, hidden_size: int) -> RecordingIdentity:
         raise UserError(
             f"teacher.cache: recordings hold no {config.transport.dtype}; set transport.dtype to one of {exact}"
         )
-    source = resolve_source(config.teacher.model, trust_remote_code=config.teacher.trust_remote_code)
+    source = teacher_source(config)
     return RecordingIdentity(
         model_fingerprint(source),
         tokenizer_fingerprint(load_tokenizer(config.teacher.model)),
@@ -107,7 +107,7 @@ def record_run(config: Config, directory: Path, device: torch.device, log: Log) 
     tokenizer = load_tokenizer(config.student.model or config.teacher.model)
     pack, _ = decide_packing(config)
     splits = load_splits(config.data, tokenizer, pack=pack, seed=config.seed)
-    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id or 0
+    pad = padding_id(tokenizer)
     teacher = load_verified_teacher(config, device)
     recorder = Recorder(directory, recording_identity(config, teacher.hidden_size))
     plans = [WorkPlan(config, splits.train, splits.evaluation, rank, pad) for rank in range(config.student.ranks)]

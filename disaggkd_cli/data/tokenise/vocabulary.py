@@ -13,6 +13,12 @@ from disaggkd_cli.errors import UserError
 SHOWN_DIFFERENCES = 5
 
 
+def padding_id(tokenizer: PreTrainedTokenizerBase) -> int:
+    """Return the token id that fills short rows up; padding is never supervised, so any id does."""
+    pad = tokenizer.pad_token_id
+    return pad if pad is not None else tokenizer.eos_token_id or 0
+
+
 def load_tokenizer(source: str | Path) -> PreTrainedTokenizerBase:
     """The tokenizer of a local directory, of a GGUF file, or of a hub name. Code that comes with it is never run.
 
