@@ -6,9 +6,12 @@ python scripts/planner_tables.py --check    # 1 when the document is out of date
 
 from __future__ import annotations
 
+import io
 import re
 import sys
 from pathlib import Path
+
+from rich.console import Console
 
 from disaggkd_cli.config import load
 from disaggkd_cli.losses.divergences import DIVERGENCES, divergence_named
@@ -20,7 +23,7 @@ from disaggkd_cli.planner.models.parameters import count_parameters
 from disaggkd_cli.planner.plan import make_plan
 from disaggkd_cli.planner.published import ROWS, predict_gib
 from disaggkd_cli.planner.published_rates import predict_rate, published_rates
-from disaggkd_cli.planner.report_text import TITLES
+from disaggkd_cli.planner.report_text import TITLES, print_verdict
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENT = ROOT / "docs" / "planner.md"
@@ -116,6 +119,14 @@ def plans() -> str:
     return table(head, rows)
 
 
+def verdict() -> str:
+    """What the plan of the reference pair says first, as a terminal of 96 columns shows it."""
+    console = Console(file=io.StringIO(), width=96)
+    print_verdict(make_plan(workload_of(load(ROOT / "configs" / "qwen3.5-35b-a3b-to-9b.yaml"))), console)
+    lines = [line.rstrip() for line in console.file.getvalue().rstrip().splitlines()]
+    return "\n".join(["```", *lines, "```"])
+
+
 def losses() -> str:
     """Bytes a row and vocabulary entry of full-logits losses."""
     ours = [
@@ -146,6 +157,7 @@ BLOCKS = {
     "rates": rates,
     "achieved": achieved,
     "plans": plans,
+    "verdict": verdict,
     "losses": losses,
     "constants": constants,
     "bands": bands,

@@ -28,15 +28,20 @@ _BESIDE_BAR = 54
 
 def print_plan(plan: Plan, console: Console) -> None:
     """Print the whole page."""
-    console.print(_heading(plan))
-    console.print(_verdict(plan))
-    console.print(_modes_table(plan))
+    print_verdict(plan, console)
     console.print(_bars(plan.modes[plan.verdict.mode or "disaggregated_fused"], console.width))
     if plan.splits:
         console.print(_splits_table(plan))
         columns = "micro-batch: sequences × accumulation; again: with activation checkpointing\n"
         console.print(Text(columns, style="dim"))
     console.print(_notes(plan))
+
+
+def print_verdict(plan: Plan, console: Console) -> None:
+    """Print its first screen: what is planned, the verdict, the three modes side by side."""
+    console.print(_heading(plan))
+    console.print(_verdict(plan))
+    console.print(_modes_table(plan))
 
 
 def per_second(rate: float) -> str:

@@ -168,7 +168,7 @@ def test_text_shows_verdict_modes_memory_and_links(pair):
         "fullest",
         "hidden states",
         "B a token",
-        "error bands",
+        "bands",
     ):
         assert expected in text
 
