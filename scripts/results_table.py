@@ -1,4 +1,4 @@
-"""Put measurements made by this very command on this machine into the README's results section.
+"""Put measurements made by this very command on this machine into docs/results.md.
 
     python scripts/results_table.py [--rounds 3] [--steps 8] [--write] [--only step|frontier]
     python scripts/results_table.py --step STEP.json --frontier FRONTIER.json [--frontier ...] [--write]
@@ -6,7 +6,7 @@
 The first form makes the models where they are missing and runs `disaggkd bench step` and `disaggkd bench frontier`
 (twice: a teacher in a few wide layers, and one pair on more and more ranks). What is measured lies in
 runs/results-table, so a call that is cut off goes on when it is made again; one that came to its end measures anew. The
-second takes what the benches printed with --json. The block is printed, and with --write also put between the README's
+second takes what the benches printed with --json. The block is printed, and with --write also put between the page's
 two markers. Claims that do not hold are printed as they are.
 """
 
@@ -26,7 +26,7 @@ from disaggkd_cli.bench.step_report import peaks_by_role, reasons
 from disaggkd_cli.units import format_bytes
 
 KEPT = Path("runs/results-table")
-README = Path(__file__).parents[1] / "README.md"
+PAGE = Path(__file__).parents[1] / "docs" / "results.md"
 MARKERS = ("<!-- results: begin (scripts/results_table.py --write) -->", "<!-- results: end -->")
 PAIR, FRONTIER = "configs/two-cores.yaml", "configs/two-cores-frontier.yaml"
 CAP = "340MiB"
@@ -145,7 +145,7 @@ def _cell(cell: dict[str, Any] | None) -> str:
 
 
 def put_into(readme: str, block: str) -> str:
-    """Return the README's text with the block between its markers.
+    """Return the page's text with the block between its markers.
 
     Raises:
         ValueError: it lacks a marker.
@@ -173,7 +173,7 @@ def main() -> int:
     parser.add_argument("--only", choices=("step", "frontier"), help="measure this alone")
     parser.add_argument("--step", type=Path)
     parser.add_argument("--frontier", type=Path, action="append")
-    parser.add_argument("--write", action="store_true", help="put the block into README.md")
+    parser.add_argument("--write", action="store_true", help="put the block into docs/results.md")
     options = parser.parse_args()
     given = options.step or options.frontier
     if not given:
@@ -190,7 +190,7 @@ def main() -> int:
     block = block_of(step, frontiers)
     print(block)
     if options.write:
-        README.write_text(put_into(README.read_text(encoding="utf-8"), block), encoding="utf-8")
+        PAGE.write_text(put_into(PAGE.read_text(encoding="utf-8"), block), encoding="utf-8")
     if not given:
         put_by()
     return 0

@@ -1,4 +1,4 @@
-"""The README's results block, from measurements as `bench step` and `bench frontier` print them."""
+"""The results page's block, from measurements as `bench step` and `bench frontier` print them."""
 
 import importlib.util
 from dataclasses import asdict
@@ -63,4 +63,4 @@ def test_the_block_goes_between_the_readmes_markers():
 
 
 def test_the_readme_has_the_markers():
-    results_table.put_into(results_table.README.read_text(encoding="utf-8"), "new")
+    results_table.put_into(results_table.PAGE.read_text(encoding="utf-8"), "new")
