@@ -36,7 +36,7 @@ from disaggkd_cli.training.texts import read_texts
 
 QUESTION = "What is the capital of France?"
 CONTROL = Path(__file__).parents[1] / "docs" / "quickstart_control.json"
-SEQUENCES = {"novels": 16, "other text": 8}
+SEQUENCES = {"novels": 8, "other text": 8}
 
 
 def texts_of(config: Config, tokenizer: Any) -> dict[str, list[MicroBatch]]:
