@@ -14,10 +14,14 @@ AUTO = "auto"
 PARALLELISMS = (PIPELINE, FSDP, TENSOR)
 
 CARRY_MORE_THAN_HIDDEN_STATES: dict[str, str] = {
+    "deepseek_v4": "several streams of hidden states go from layer to layer",
+    "gemma3n": "several streams of hidden states go from layer to layer, and each layer reads an embedding of its own",
+    "hy_v4": "several streams of hidden states go from layer to layer",
     "zamba": "each layer reads the embedded tokens besides the hidden states",
     "zamba2": "each layer reads the embedded tokens besides the hidden states",
 }
-"""model_type -> why its layers cannot be the stages of a pipeline: more than one tensor goes from layer to layer."""
+"""model_type -> why its layers cannot be the stages of a pipeline: more than one tensor goes from layer to layer. For
+plans, and a reason in words; what a run relies on is the proof on a small model (`models.stages.prove_stages`)."""
 
 _KEY_PROJECTIONS = ("k_proj", "qkv_proj", "query_key_value")
 _QUERY_PROJECTIONS = ("q_proj", "q_b_proj", *_KEY_PROJECTIONS[1:])

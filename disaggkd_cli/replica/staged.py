@@ -86,9 +86,8 @@ def load_staged_teacher(config: Config, device: torch.device, world: World, iden
     better = divide_layers(seconds, world.size)
     gain = heaviest(seconds, division) / heaviest(seconds, better) - 1
     now, then = (f"slowest {1000 * heaviest(seconds, one):.3g} ms" for one in (division, better))
-    logger.info(
-        "stages by parameters: %s (%s); by measured time: %s (%s)", describe(division), now, describe(better), then
-    )
+    logger.info("stages by parameters: %s (%s)", describe(division), now)
+    logger.info("stages by measured time: %s (%s)", describe(better), then)
     if better != division and gain > _WORTH_MOVING:
         division = better
         del stage
