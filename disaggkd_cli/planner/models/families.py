@@ -28,6 +28,13 @@ _DELTA = (
     "linear_conv_kernel_dim",
 )
 _LATENT = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+_DEEPSEEK_EXPERTS = (
+    "moe_intermediate_size",
+    "n_routed_experts",
+    "n_shared_experts",
+    "num_experts_per_tok",
+    "first_k_dense_replace",
+)
 _QWEN_EXPERTS = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
 
 
@@ -42,7 +49,7 @@ def model_shape(config: Fields, name: str, source: str) -> ModelShape:
     for name_of_count, other in (("num_experts", "num_local_experts"), ("num_local_experts", "num_experts")):
         if name_of_count not in fields and other in fields:
             fields[name_of_count] = fields[other]
-    model_type = str(fields.get("model_type") or config.get("model_type") or "")
+    model_type = text_model_type(config)
     family = _FAMILIES.get(model_type.removesuffix("_text"))
     if family is None:
         required = (*_SIZES, *_HEADS, "head_dim", "intermediate_size")
@@ -67,6 +74,17 @@ def model_shape(config: Fields, name: str, source: str) -> ModelShape:
         layers=tuple(build(fields, index) for index in range(fields["num_hidden_layers"])),
         source=source,
     )
+
+
+def text_model_type(config: Fields) -> str:
+    """The model_type of a parsed config.json's text part."""
+    fields = config.get("text_config") or config
+    return str(fields.get("model_type") or config.get("model_type") or "")
+
+
+def is_known(model_type: str) -> bool:
+    """Whether the planner has formulas of its own for this kind of model."""
+    return model_type.removesuffix("_text") in _FAMILIES
 
 
 def _layer_type(fields: Fields, index: int, default: str) -> str:
@@ -172,12 +190,15 @@ def _deepseek_v3(fields: Fields, index: int) -> LayerShape:
         rope_dim=fields["qk_rope_head_dim"],
         value_dim=fields["v_head_dim"],
     )
+    return LayerShape(attention, _deepseek_mlp(fields, index))
+
+
+def _deepseek_mlp(fields: Fields, index: int) -> DenseMLP | ExpertMLP:
     if index < fields["first_k_dense_replace"]:
-        return LayerShape(attention, DenseMLP(fields["intermediate_size"]))
+        return DenseMLP(fields["intermediate_size"])
     width = fields["moe_intermediate_size"]
     shared = fields["n_shared_experts"] * width
-    experts = ExpertMLP(fields["n_routed_experts"], fields["num_experts_per_tok"], width, shared_width=shared)
-    return LayerShape(attention, experts)
+    return ExpertMLP(fields["n_routed_experts"], fields["num_experts_per_tok"], width, shared_width=shared)
 
 
 def _gpt_oss(fields: Fields, index: int) -> LayerShape:
@@ -188,6 +209,49 @@ def _gpt_oss(fields: Fields, index: int) -> LayerShape:
         fields["num_local_experts"], fields["num_experts_per_tok"], fields["intermediate_size"], bias=True
     )
     return LayerShape(attention, experts, float32_norm=True)
+
+
+def _granite(fields: Fields, index: int) -> LayerShape:
+    bias = bool(fields.get("attention_bias", False))
+    attention = _attention(fields, input_bias=bias, output_bias=bias)
+    return LayerShape(attention, DenseMLP(fields["intermediate_size"], bias=bool(fields.get("mlp_bias", False))))
+
+
+def _phi3(fields: Fields, index: int) -> LayerShape:
+    return LayerShape(_attention(fields, window=fields.get("sliding_window")), DenseMLP(fields["intermediate_size"]))
+
+
+def _olmo2(fields: Fields, index: int) -> LayerShape:
+    """Queries and keys are normalised over all heads at once."""
+    attention = _attention(fields, qk_norm=True)
+    wider = attention.q + attention.kv - 2 * attention.head_dim
+    return LayerShape(attention, DenseMLP(fields["intermediate_size"]), extra=wider)
+
+
+def _glm4_moe(fields: Fields, index: int) -> LayerShape:
+    attention = _attention(
+        fields, input_bias=bool(fields.get("attention_bias")), qk_norm=bool(fields.get("use_qk_norm"))
+    )
+    return LayerShape(attention, _deepseek_mlp(fields, index))
+
+
+def _qwen3_next(fields: Fields, index: int) -> LayerShape:
+    mixer = _qwen_hybrid_mixer(fields, index)
+    sparse = (index + 1) % (fields.get("decoder_sparse_step") or 1) == 0
+    if index in (fields.get("mlp_only_layers") or []) or not sparse:
+        return LayerShape(mixer, DenseMLP(fields["intermediate_size"]), float32_norm=True)
+    return LayerShape(mixer, _qwen3_5_moe(fields, index).mlp, float32_norm=True)
+
+
+def _llama4(fields: Fields, index: int) -> LayerShape:
+    step = fields.get("interleave_moe_layer_step") or 1
+    layers = fields.get("moe_layers")
+    sparse = index in layers if layers is not None else (index + 1) % step == 0
+    mlp: DenseMLP | ExpertMLP = DenseMLP(fields["intermediate_size_mlp"])
+    if sparse:
+        width = fields["intermediate_size"]
+        mlp = ExpertMLP(fields["num_local_experts"], fields["num_experts_per_tok"], width, shared_width=width)
+    return LayerShape(_attention(fields), mlp)
 
 
 _FAMILIES: dict[str, tuple[tuple[str, ...], Callable[[Fields, int], LayerShape], bool]] = {
@@ -207,6 +271,24 @@ _FAMILIES: dict[str, tuple[tuple[str, ...], Callable[[Fields, int], LayerShape],
     "deepseek_v3": (
         ("num_attention_heads", *_LATENT, "intermediate_size", "moe_intermediate_size", "n_routed_experts",
          "n_shared_experts", "num_experts_per_tok", "first_k_dense_replace"), _deepseek_v3, False,
+    ),
+    "deepseek_v2": (
+        ("num_attention_heads", *_LATENT, "intermediate_size", *_DEEPSEEK_EXPERTS), _deepseek_v3, False,
+    ),
+    "kimi_k2": (
+        ("num_attention_heads", *_LATENT, "intermediate_size", *_DEEPSEEK_EXPERTS), _deepseek_v3, False,
+    ),
+    "granite": ((*_HEADS, "intermediate_size"), _granite, False),
+    "smollm3": ((*_HEADS, "intermediate_size"), _granite, True),
+    "phi3": ((*_HEADS, "intermediate_size"), _phi3, False),
+    "olmo2": ((*_HEADS, "intermediate_size"), _olmo2, False),
+    "glm4_moe": ((*_HEADS, "head_dim", "intermediate_size", *_DEEPSEEK_EXPERTS), _glm4_moe, False),
+    "qwen3_next": (
+        (*_HEADS, "head_dim", *_QWEN_EXPERTS, "shared_expert_intermediate_size", *_DELTA), _qwen3_next, False,
+    ),
+    "llama4": (
+        (*_HEADS, "head_dim", "intermediate_size", "intermediate_size_mlp", "num_local_experts",
+         "num_experts_per_tok"), _llama4, False,
     ),
     "gpt_oss": (
         (*_HEADS, "head_dim", "intermediate_size", "num_local_experts", "num_experts_per_tok", "sliding_window"),

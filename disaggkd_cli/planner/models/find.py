@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from disaggkd_cli.errors import UserError
+from disaggkd_cli.layouts import tensor_plan
 from disaggkd_cli.model_files import read_model_config, verify_model_directory
-from disaggkd_cli.planner.models.families import model_shape
+from disaggkd_cli.planner.models.families import is_known, model_shape, text_model_type
 from disaggkd_cli.planner.models.shapes import ModelShape
 
 PRESETS = Path(__file__).with_name("presets")
@@ -64,6 +65,11 @@ def resolve_model(model: str, key: str) -> ModelShape:
 def _from_file(path: Path, name: str, key: str) -> ModelShape:
     config = read_model_config(path, key)
     verify_model_directory(str(path), key)
+    model_type = text_model_type(config)
+    if not is_known(model_type) and tensor_plan(model_type) is not None:
+        from disaggkd_cli.planner.models.built import built_shape  # imports torch
+
+        return built_shape(config, name, str(path), key)
     try:
         return model_shape(config, name, str(path))
     except (TypeError, ValueError, KeyError, AttributeError, ArithmeticError) as error:

@@ -83,14 +83,14 @@ def mlp_parameters(mlp: DenseMLP | ExpertMLP, hidden: int, active: bool = False)
 def layer_parameters(layer: LayerShape, hidden: int, active: bool = False) -> int:
     """Parameters of one decoder layer."""
     norms = layer.norms * hidden
-    return mixer_parameters(layer.mixer, hidden) + mlp_parameters(layer.mlp, hidden, active) + norms
+    return mixer_parameters(layer.mixer, hidden) + mlp_parameters(layer.mlp, hidden, active) + norms + layer.extra
 
 
 def count_parameters(shape: ModelShape) -> Parameters:
     """Count `shape`'s parameters. Vision towers and multi-token-prediction heads are not part of it."""
     kinds = shape.layer_kinds()
-    embedding = shape.vocabulary * shape.hidden
-    head = 0 if shape.tied else embedding
+    table = shape.vocabulary * shape.hidden
+    embedding, head = table + shape.outside, 0 if shape.tied else table
     outside = embedding + head + shape.hidden
     return Parameters(
         total=outside + sum(layer_parameters(layer, shape.hidden) * count for layer, count in kinds.items()),

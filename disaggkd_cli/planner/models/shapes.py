@@ -102,17 +102,23 @@ class ExpertMLP:
 @dataclass(frozen=True)
 class LayerShape:
     """One decoder layer: `norms` RMSNorms of width h. `float32_norm`: the weight is applied in float32, before the
-    cast back."""
+    cast back. `extra`: parameters that mixer, MLP and norms do not account for."""
 
     mixer: GroupedQueryAttention | LatentAttention | GatedDeltaNet
     mlp: DenseMLP | ExpertMLP
     norms: int = 2
     float32_norm: bool = False
+    extra: int = 0
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """A causal LM: embedding, layers, final norm, head (`tied` heads share the embedding's weight)."""
+    """A causal LM: embedding, layers, final norm, head (`tied` heads share the embedding's weight).
+
+    Attributes:
+        outside: parameters of the backbone beside layers, token embedding and one RMSNorm.
+        built: counted from the class on the meta device, layers as the nearest known kind.
+    """
 
     name: str
     model_type: str
@@ -121,6 +127,8 @@ class ModelShape:
     tied: bool
     layers: tuple[LayerShape, ...]
     source: str = ""
+    outside: int = 0
+    built: bool = False
 
     def __hash__(self) -> int:
         """The hash, computed once: shapes with a hundred layers are keys of caches."""

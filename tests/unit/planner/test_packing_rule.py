@@ -16,6 +16,8 @@ PRESETS = sorted(DIRECTORY.glob("*.json"))
 @pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.stem)
 def test_as_a_run_does(path, tmp_path):
     fields = json.loads(path.read_text())["config"]
+    if fields["model_type"] == "kimi_k2":  # DeepSeek-V3's class under a name of its own
+        fields["model_type"] = "deepseek_v3"
     (tmp_path / "config.json").write_text(json.dumps(fields))
     as_run = packs_documents(AutoConfig.for_model(**fields))[0]
 
