@@ -20,6 +20,7 @@ from disaggkd_cli.training.layout import group_timeout
 from disaggkd_cli.training.process import cap_gpu_memory, keep_memory_record
 from disaggkd_cli.training.run_directory import RunDirectory, log_path
 from disaggkd_cli.transport import open_store
+from disaggkd_cli.transport.nccl_environment import prepare_nccl_environment
 
 logger = logging.getLogger("disaggkd")
 
@@ -34,6 +35,7 @@ def set_up(config: Config, place: Place, directory: RunDirectory | None) -> torc
         # SLURM and torchrun give every rank the signal that means "save and stop". A teacher has nothing to save, and
         # the student needs it for the step that it still finishes; it ends when the student says so.
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    prepare_nccl_environment()
     raise_file_limit()
     settle_interfaces(config, place)
     open_log(place, directory)
@@ -125,5 +127,7 @@ def init_group(config: Config, place: Place, store: dist.Store, device: torch.de
         rank=place.rank,
         world_size=place.size,
         timeout=group_timeout(config),
+        # Its communicator is formed now, before links form theirs beside it.
+        device_id=device if device.type == "cuda" else None,
     )
     return dist.group.WORLD

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -13,15 +14,55 @@ POLL_SECONDS = (2e-5, 1e-3)
 """A wait for an event looks first after the one, then ever less often, down to the other."""
 
 
+class Streams:
+    """Streams of one device that links borrow and give back: torch has 32 in all, and then hands them out again.
+
+    Args:
+        make: makes one more.
+    """
+
+    def __init__(self, make: Callable[[], torch.cuda.Stream]):
+        self._make = make
+        self._guard = threading.Lock()
+        self._idle: list[torch.cuda.Stream] = []
+        self._inspecting: torch.cuda.Stream | None = None
+
+    def borrow(self) -> torch.cuda.Stream:
+        """Return a stream that nobody else has."""
+        with self._guard:
+            return self._idle.pop() if self._idle else self._make()
+
+    def give_back(self, stream: torch.cuda.Stream) -> None:
+        """Let another link have it; all that it was given is over, or what comes next may run behind it."""
+        with self._guard:
+            self._idle.append(stream)
+
+    def inspecting(self) -> torch.cuda.Stream:
+        """Return the one stream on which all links look at what has come."""
+        with self._guard:
+            self._inspecting = self._inspecting or self._make()
+            return self._inspecting
+
+
+_streams: dict[torch.device, Streams] = {}
+_streams_guard = threading.Lock()
+
+
 class Cuda:
     """One device. Every method may be called from any thread."""
 
     def __init__(self, device: torch.device):
         self.device = device
 
-    def stream(self) -> torch.cuda.Stream:
-        """Return a new stream of the device."""
-        return torch.cuda.Stream(self.device)
+    @property
+    def streams(self) -> Streams:
+        """The device's streams for links, the same for the whole process."""
+        with _streams_guard:
+            return _streams.setdefault(self.device, Streams(lambda: torch.cuda.Stream(self.device)))
+
+    def enter_thread(self) -> None:
+        """Make the device the calling thread's own: else what it leaves or allocates opens a context on device 0."""
+        torch.cuda.set_device(self.device)
 
     def event(self) -> torch.cuda.Event:
         """Return a new event; one that was never recorded counts as done."""
@@ -58,6 +99,17 @@ class Cuda:
         event = self.event()
         event.record(self.current_stream())
         event.synchronize()
+
+
+def device_thread(cuda: Cuda | None, target: Callable[..., None], name: str, arguments: tuple = ()) -> threading.Thread:
+    """Return a daemon thread, not yet started, whose current device is that of `cuda`; None: any thread."""
+
+    def run() -> None:
+        if cuda is not None:
+            cuda.enter_thread()
+        target(*arguments)
+
+    return threading.Thread(target=run, name=name, daemon=True)
 
 
 def cuda_of(device: torch.device) -> Cuda | None:

@@ -10,7 +10,6 @@ that cannot be proved to have ended the transfer, nothing of this process's GPU 
 
 from __future__ import annotations
 
-import os
 import threading
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
@@ -20,8 +19,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from disaggkd_cli.transport.cuda import Cuda, wait_for_event
+from disaggkd_cli.transport.cuda import Cuda, device_thread, wait_for_event
 from disaggkd_cli.transport.errors import ChannelWedged, LinkLost
+from disaggkd_cli.transport.nccl_environment import without_the_handler_that_ends_processes
 from disaggkd_cli.transport.pair import TEACHER
 from disaggkd_cli.transport.payloads import Arrived
 from disaggkd_cli.transport.slots import Slot
@@ -34,8 +34,6 @@ ABORT_SECONDS = 10.0
 _WATCHDOG_SECONDS = 24 * 3600.0
 """The watchdog of torch ends the process; the bounds of this file come first."""
 _PROBE_BYTES = 2**16
-_TORCH_SETTINGS = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_BLOCKING_WAIT": "0"}
-"""A dead peer must not end the process, and a wait is the stream's and not the host's."""
 
 _issue = threading.Lock()
 """NCCL's guide: operations on several communicators of one device are not issued from several threads at once. The
@@ -50,6 +48,7 @@ class NcclPayloads:
         group: a NCCL process group of two in which this side has rank `side`.
         side: `STUDENT` or `TEACHER`.
         cuda: this side's device.
+        stream: borrowed from the device's; given back when the communicator is.
         name: of the link.
         timeout: seconds that a payload may take.
     """
@@ -58,14 +57,13 @@ class NcclPayloads:
     checksums = False
     posted_ahead = False
 
-    def __init__(self, group: Any, side: int, cuda: Cuda, name: str, timeout: float):
+    def __init__(self, group: Any, side: int, cuda: Cuda, stream: torch.cuda.Stream, name: str, timeout: float):
         self._group = group
         self._peer = 1 - side
         self._cuda = cuda
         self._name = name
         self._timeout = timeout
-        self._stream = cuda.stream()
-        self._inspect_stream = cuda.stream()
+        self._stream = stream
         self._closing = threading.Event()
         self._guard = threading.Lock()
         self._in_flight = False
@@ -91,7 +89,7 @@ class NcclPayloads:
         return slot.buffer[:size]
 
     def inspecting(self) -> AbstractContextManager:
-        return self._cuda.on(self._inspect_stream)
+        return self._cuda.on(self._cuda.streams.inspecting())
 
     def commit(self, slot: Slot, size: int) -> None:
         """The bytes are in the slot already, and `filled` was recorded behind them."""
@@ -129,7 +127,12 @@ class NcclPayloads:
             if self._in_flight or not self._closing.is_set() or self._group is None:
                 return
             group, self._group = self._group, None
-        threading.Thread(target=group.abort, name=f"close: {self._name}", daemon=True).start()
+
+        def end() -> None:
+            group.abort()
+            self._cuda.streams.give_back(self._stream)
+
+        device_thread(self._cuda, end, f"close: {self._name}").start()
 
     def _post(self, call: str, payload: Tensor, done: torch.cuda.Event) -> None:
         """Enqueue a transfer and record `done` behind it.
@@ -171,7 +174,7 @@ class NcclPayloads:
             returned.set()
             let_go.wait()  # a wedged group must not be destroyed: its destructor would wait for ever
 
-        threading.Thread(target=abort, name=f"abort: {self._name}", daemon=True).start()
+        device_thread(self._cuda, abort, f"abort: {self._name}").start()
         if not (returned.wait(ABORT_SECONDS) and wait_for_event(behind, ABORT_SECONDS)):
             raise ChannelWedged(
                 f"{self._name}: could not {verb} a payload over NCCL, nor end the transfer by an abort within "
@@ -180,6 +183,7 @@ class NcclPayloads:
             )
         self._group = None
         self._in_flight = False
+        self._cuda.streams.give_back(self._stream)
         let_go.set()
 
 
@@ -200,20 +204,10 @@ def make_nccl_group(store: dist.Store, side: int, device: torch.device) -> Any:
     """Return a NCCL process group of two over `store`, connected on `device`."""
     options = dist.ProcessGroupNCCL.Options()
     options.config.max_ctas = MAX_CTAS
-    options.config.blocking = 0  # or else an abort cannot interrupt a call that waits inside NCCL
+    options.config.blocking = 1  # those that do not block hang now and then; whoever forms one may give it up
     options._timeout = timedelta(seconds=_WATCHDOG_SECONDS)
-    with _forming:
-        # They are read while a group is made: this one alone has them, the groups of a role's own ranks keep theirs.
-        before = {name: os.environ.get(name) for name in _TORCH_SETTINGS}
-        os.environ.update(_TORCH_SETTINGS)
-        try:
-            group = dist.ProcessGroupNCCL(store, side, 2, options)
-        finally:
-            for name, value in before.items():
-                if value is None:
-                    del os.environ[name]
-                else:
-                    os.environ[name] = value
+    with _forming, without_the_handler_that_ends_processes():
+        group = dist.ProcessGroupNCCL(store, side, 2, options)
     group.eager_connect_single_device(device)  # one communicator now, not another for each direction later
     return group
 
@@ -239,9 +233,11 @@ def form_nccl_payloads(
 
     def form() -> None:
         channel = None
+        stream = cuda.streams.borrow()
         try:
-            with cuda.on(cuda.stream()):
-                channel = NcclPayloads(make_nccl_group(store, side, cuda.device), side, cuda, name, forming_timeout)
+            with cuda.on(stream):
+                group = make_nccl_group(store, side, cuda.device)
+                channel = NcclPayloads(group, side, cuda, stream, name, forming_timeout)
                 _probe(channel, side, cuda)
             channel._timeout, channel._issue = timeout, _issue
             with decision:
@@ -249,11 +245,13 @@ def form_nccl_payloads(
                     formed.append(channel)
         except Exception as error:  # raised again below, in the calling thread
             failed.append(error)
-        if channel is not None and not formed:
+        if channel is None:
+            cuda.streams.give_back(stream)
+        elif not formed:
             channel.close()
 
     # NCCL's own calls have no bound: a thread of its own may stay in one, this one does not.
-    thread = threading.Thread(target=form, name=f"NCCL: {name}", daemon=True)
+    thread = device_thread(cuda, form, f"NCCL: {name}")
     thread.start()
     thread.join(forming_timeout)
     with decision:

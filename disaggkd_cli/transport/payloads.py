@@ -8,8 +8,9 @@ has been validated, whatever the channel.
 
 from __future__ import annotations
 
+import threading
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -113,9 +114,19 @@ class StagedPayloads(HostPayloads):
     def __init__(self, pair: GlooPair, cuda: Cuda):
         super().__init__(pair)
         self._cuda = cuda
-        self._stream = cuda.stream()
+        self._stream = cuda.streams.borrow()
+        self._kept: Any = self._stream
+        self._guard = threading.Lock()
         self._staging: list[Tensor | None] = [None] * STAGING_BUFFERS
         self._next = 0
+
+    def close(self) -> None:
+        """See `PayloadChannel.close`; the stream goes to the next link, which runs behind what it still holds."""
+        super().close()
+        with self._guard:
+            stream, self._kept = self._kept, None
+        if stream is not None:
+            self._cuda.streams.give_back(stream)
 
     def stage(self, payload: Tensor) -> Tensor:
         """Copy to the host and wait for the copy, in the sending thread; the next forward runs meanwhile."""

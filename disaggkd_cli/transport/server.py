@@ -22,7 +22,7 @@ from disaggkd_cli.errors import RunError, UserError
 from disaggkd_cli.transport.answers import MOST_FAILURES, Answerer, Reply
 from disaggkd_cli.transport.backends import describe_device
 from disaggkd_cli.transport.connections import StoreConnections
-from disaggkd_cli.transport.cuda import cuda_of
+from disaggkd_cli.transport.cuda import cuda_of, device_thread
 from disaggkd_cli.transport.faults import Faults
 from disaggkd_cli.transport.identity import Identity
 from disaggkd_cli.transport.protocol import Header, Kind, Request, StopReason
@@ -153,11 +153,12 @@ class TeacherServer:
 
     def run(self, stop: threading.Event) -> Served:
         """Serve in the calling thread; see `serve`."""
+        if self.cuda is not None:
+            self.cuda.enter_thread()
         watcher = threading.Thread(target=self._watch, name="rendezvous watch", daemon=True)
         watcher.start()
         helpers = [
-            threading.Thread(target=self._help, args=(stop,), name=f"answers {number}", daemon=True)
-            for number in range(1, self._at_once)
+            device_thread(self.cuda, self._help, f"answers {number}", (stop,)) for number in range(1, self._at_once)
         ]
         try:
             for thread in helpers:

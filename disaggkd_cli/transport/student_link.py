@@ -8,7 +8,6 @@ and what came is verified, so a slot that a dying teacher could still write into
 from __future__ import annotations
 
 import queue
-import threading
 import time
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -19,7 +18,7 @@ from torch import Tensor
 from disaggkd_cli.transport.backends import agree_on_backend, open_payloads
 from disaggkd_cli.transport.checksum import payload_checksum
 from disaggkd_cli.transport.connections import StoreConnections
-from disaggkd_cli.transport.cuda import Cuda
+from disaggkd_cli.transport.cuda import Cuda, device_thread
 from disaggkd_cli.transport.errors import (
     ChannelWedged,
     CorruptPayload,
@@ -127,7 +126,7 @@ class StudentLink:
         self.record = record
         self.outbox: queue.SimpleQueue[OutgoingRequest | StopReason | None] = queue.SimpleQueue()
         self.number = owner.next_link_number()
-        self.thread = threading.Thread(target=self._live, name=f"link to {record.identity.role}", daemon=True)
+        self.thread = device_thread(owner.cuda, self._live, f"link to {record.identity.role}")
         self._store: dist.Store | None = store
         self._name = f"link {owner.identity.role} - {record.identity.role}"
         self._last_reply = 0.0
@@ -150,10 +149,8 @@ class StudentLink:
         wedged = False
         try:
             link = self._form()
-            sender = threading.Thread(target=self._send_loop, args=(link,), name=f"send: {self._name}", daemon=True)
-            arrivals = threading.Thread(
-                target=self._arrival_loop, args=(link,), name=f"arrivals: {self._name}", daemon=True
-            )
+            sender = device_thread(self._owner.cuda, self._send_loop, f"send: {self._name}", (link,))
+            arrivals = device_thread(self._owner.cuda, self._arrival_loop, f"arrivals: {self._name}", (link,))
             self._owner.joined(self)
             arrivals.start()
             sender.start()

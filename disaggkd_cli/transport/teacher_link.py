@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import queue
-import threading
 from dataclasses import replace
 from typing import Protocol
 
@@ -14,7 +13,7 @@ from disaggkd_cli.transport.answers import Reply
 from disaggkd_cli.transport.backends import agree_on_backend, open_payloads
 from disaggkd_cli.transport.checksum import payload_checksum
 from disaggkd_cli.transport.connections import StoreConnections
-from disaggkd_cli.transport.cuda import Cuda
+from disaggkd_cli.transport.cuda import Cuda, device_thread
 from disaggkd_cli.transport.errors import ChannelWedged, IncompatiblePeer, LinkLost, ProtocolError
 from disaggkd_cli.transport.faults import Faults
 from disaggkd_cli.transport.identity import Identity, compare_identities
@@ -103,7 +102,7 @@ class TeacherLink:
         self.number = number
         self.student = student
         self.outbox: queue.SimpleQueue[Reply | StopReason | None] = queue.SimpleQueue()
-        self.thread = threading.Thread(target=self._live, name=f"link to {student.role}", daemon=True)
+        self.thread = device_thread(owner.cuda, self._live, f"link to {student.role}")
         self._owner = owner
         self._buffers: dict[int, Tensor] = {}
         self._travelling: tuple[Transfer, Reply] | None = None
@@ -139,7 +138,7 @@ class TeacherLink:
         cause, stop, sender, link = "", None, None, None
         try:
             link = self._form()
-            sender = threading.Thread(target=self._send_loop, args=(link,), name=f"send: {self._name}", daemon=True)
+            sender = device_thread(self._owner.cuda, self._send_loop, f"send: {self._name}", (link,))
             self._owner.link_formed(self)
             sender.start()
             stop = self._receive_loop(link)

@@ -12,6 +12,8 @@ from types import SimpleNamespace
 import torch
 import torch.distributed as dist
 
+from disaggkd_cli.transport.cuda import Streams
+
 _threads = threading.local()
 
 
@@ -70,15 +72,57 @@ class FakeEvent:
             kernel.exception()
 
 
-class FakeCuda:
-    """Stands in for `disaggkd_cli.transport.cuda.Cuda`, with its memory on the CPU."""
+def current_device():
+    """The calling thread's device: 0 unless it set another one, as in CUDA."""
+    return getattr(_threads, "device", 0)
 
-    def __init__(self, device=None):
+
+POOL_STREAMS = 32
+"""Streams of a device that torch has; the next one that is asked for is the first one again."""
+
+
+class FakeMachine:
+    """Devices with a pool of streams each.
+
+    Attributes:
+        contexts: numbers of devices on which any thread has opened a context.
+        streams: how many streams of each device were asked for.
+    """
+
+    def __init__(self):
+        self.contexts = set()
+        self.streams = {}
+        self._pools = {}
+        self._links = {}
+
+    def stream(self, device):
+        asked = self.streams[device] = self.streams.get(device, 0) + 1
+        pool = self._pools.setdefault(device, [FakeStream() for _ in range(POOL_STREAMS)])
+        return pool[(asked - 1) % POOL_STREAMS]
+
+    def streams_of(self, device):
+        return self._links.setdefault(device, Streams(lambda: self.stream(device)))
+
+
+class FakeCuda:
+    """Stands in for `disaggkd_cli.transport.cuda.Cuda`, with its memory on the CPU.
+
+    Like CUDA it opens a context on the current device of a thread that allocates page-locked memory, and like torch on
+    the device that a thread goes back to when it leaves a stream.
+    """
+
+    def __init__(self, number=0, machine=None):
         self.device = torch.device("cpu")
+        self.number = number
+        self.machine = machine or FakeMachine()
         self.default = FakeStream(in_step=True)
 
-    def stream(self):
-        return FakeStream()
+    @property
+    def streams(self):
+        return self.machine.streams_of(self.number)
+
+    def enter_thread(self):
+        _threads.device = self.number
 
     def event(self):
         return FakeEvent()
@@ -88,14 +132,17 @@ class FakeCuda:
 
     @contextlib.contextmanager
     def on(self, stream):
-        before = getattr(_threads, "stream", None)
-        _threads.stream = stream
+        before, device = getattr(_threads, "stream", None), current_device()
+        _threads.stream, _threads.device = stream, self.number
+        self.machine.contexts.add(self.number)
         try:
             yield
         finally:
-            _threads.stream = before
+            _threads.stream, _threads.device = before, device
+            self.machine.contexts.add(device)
 
     def host_buffer(self, size):
+        self.machine.contexts.add(current_device())
         return torch.full((size,), 77, dtype=torch.uint8)
 
     def device_buffer(self, size):

@@ -12,10 +12,12 @@ import torch.distributed as dist
 
 from disaggkd_cli.errors import SavedAndResumable
 from disaggkd_cli.transport import LinkLost, cuda, nccl_payloads
+from disaggkd_cli.transport.nccl_environment import DEFAULTS, REQUIRED, prepare_nccl_environment
 from disaggkd_cli.transport.nccl_payloads import form_nccl_payloads, make_nccl_group
 from disaggkd_cli.transport.pair import STUDENT, TEACHER
+from disaggkd_cli.transport.payloads import StagedPayloads
 from disaggkd_cli.transport.slots import make_slots
-from tests.unit.transport.fake_cuda import FakeCuda, FakeEvent, FakeNccl, FakeStream
+from tests.unit.transport.fake_cuda import FakeCuda, FakeEvent, FakeMachine, FakeNccl, FakeStream
 from tests.unit.transport.test_exchange import WIDTH, Exchange, hidden_of, ids_of, make_request, ring_over, wait_until
 
 pytestmark = pytest.mark.timeout(60)
@@ -27,9 +29,12 @@ class Machine:
     def __init__(self, monkeypatch, backend):
         self.groups = []
         self.make_group = FakeNccl
+        self.machine = FakeMachine()
         devices = iter(range(1000))
-        for module in ("pool", "server", "answers"):
-            monkeypatch.setattr(f"disaggkd_cli.transport.{module}.cuda_of", lambda device: FakeCuda())
+        for number, module in ((1, "pool"), (2, "server"), (2, "answers")):
+            monkeypatch.setattr(
+                f"disaggkd_cli.transport.{module}.cuda_of", lambda device, number=number: FakeCuda(number, self.machine)
+            )
         for module in ("pool", "server"):
             monkeypatch.setattr(
                 f"disaggkd_cli.transport.{module}.describe_device",
@@ -69,6 +74,7 @@ def test_hidden_states_arrive_whole_and_in_order(exchange, machine, backend, dty
         lease.release()
     assert taken == list(range(30))
     assert len(gpus.groups) == (2 if backend == "auto" else 0)
+    assert gpus.machine.contexts == {1, 2}, "a thread opened a context on a device that is not its own"
     assert [teacher["backend"] for teacher in pool.stats().values()] == ["nccl" if backend == "auto" else "gloo"]
     if backend == "auto":
         assert sorted({call for group in gpus.groups for call in group.posted}) == ["recv", "send"]
@@ -212,13 +218,13 @@ def pair_of_channels(monkeypatch):
     return form
 
 
-def form_channels(**options):
+def form_channels(cuda=None, **options):
     store = dist.HashStore()
     made = {}
 
     def form(side):
         try:
-            made[side] = form_nccl_payloads(store, side, FakeCuda(), name=f"link {side}", timeout=5, **options)
+            made[side] = form_nccl_payloads(store, side, cuda or FakeCuda(), name=f"link {side}", timeout=5, **options)
         except LinkLost as error:
             made[side] = error
 
@@ -299,9 +305,9 @@ def test_an_operation_that_nccl_refuses_loses_the_link(pair_of_channels):
     assert group.aborted.is_set()
 
 
-@pytest.mark.parametrize("before", [None, "3"])
-@pytest.mark.parametrize("variable", ["TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_BLOCKING_WAIT"])
-def test_a_group_is_capped_interruptible_and_without_the_handler_that_ends_processes(monkeypatch, variable, before):
+@pytest.mark.parametrize("before", [None, "1"])
+def test_a_group_is_capped_and_blocking_and_without_the_handler_that_ends_processes(monkeypatch, before):
+    variable = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
     monkeypatch.delenv(variable, raising=False)
     if before:
         monkeypatch.setenv(variable, before)
@@ -321,9 +327,48 @@ def test_a_group_is_capped_interruptible_and_without_the_handler_that_ends_proce
     monkeypatch.setattr(dist, "ProcessGroupNCCL", Group, raising=False)
     make_nccl_group(None, TEACHER, torch.device("cuda", 1))
     assert (seen["handling"], seen["rank"], seen["size"], seen["device"].index) == ("0", TEACHER, 2, 1)
-    assert os.environ.get(variable) == before
-    assert (seen["options"].config.max_ctas, seen["options"].config.blocking) == (nccl_payloads.MAX_CTAS, 0)
+    assert os.environ.get(variable) == (before or "3")
+    assert (seen["options"].config.max_ctas, seen["options"].config.blocking) == (nccl_payloads.MAX_CTAS, 1)
     assert seen["options"]._timeout.total_seconds() > 3600
+
+
+def test_the_environment_keeps_a_failed_link_from_ending_the_run(monkeypatch):
+    for name in (*REQUIRED, *DEFAULTS):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "8")
+    prepare_nccl_environment()
+    found = {name: os.environ[name] for name in (*REQUIRED, *DEFAULTS)}
+    assert found == {
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "0", "TORCH_NCCL_BLOCKING_WAIT": "0", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",
+        "CUDA_DEVICE_MAX_CONNECTIONS": "8",
+    }  # fmt: skip
+
+
+def test_nine_links_have_streams_of_their_own_and_later_ones_use_theirs_again(pair_of_channels):
+    """torch has 32 streams a device; with more asked for, links would wait for each other and for reductions."""
+    machine = FakeMachine()
+    for _ in range(4):
+        channels = [pair_of_channels(cuda=FakeCuda(1, machine)) for _ in range(9)]
+        for student, teacher in channels:
+            with student.inspecting(), teacher.inspecting():
+                pass
+        streams = [channel._stream for both in channels for channel in both]
+        assert len({id(stream) for stream in streams}) == 18
+        idle = [channel for both in channels for channel in both]
+        for channel in idle:
+            channel.close()
+        wait_until(lambda: len(machine.streams_of(1)._idle) == 18)
+    assert machine.streams[1] == 19
+
+
+def test_staging_streams_are_used_again():
+    machine = FakeMachine()
+    for _ in range(40):
+        channel = StagedPayloads(SimpleNamespace(close=lambda: None), FakeCuda(1, machine))
+        channel.close()
+        channel.close()
+    assert machine.streams[1] == 1
 
 
 def test_the_real_device_asks_torch_for_what_the_stand_in_makes(monkeypatch):
@@ -339,7 +384,11 @@ def test_the_real_device_asks_torch_for_what_the_stand_in_makes(monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_stream", note("current_stream", FakeStream()))
     monkeypatch.setattr(torch.cuda, "stream", note("stream", "context"))
     real = cuda.Cuda(gpu)
-    assert (real.stream(), real.on("stream")) == ("stream", "context")
+    monkeypatch.setattr(torch.cuda, "set_device", note("set_device", None))
+    monkeypatch.setattr(cuda, "_streams", {})
+    assert (real.streams.borrow(), real.on("stream")) == ("stream", "context")
+    assert cuda.Cuda(gpu).streams is real.streams
+    real.enter_thread()
     real.finish()
     target = torch.zeros(3)
     real.copy(target, torch.ones(3))
@@ -348,9 +397,10 @@ def test_the_real_device_asks_torch_for_what_the_stand_in_makes(monkeypatch):
     monkeypatch.setattr(torch, "zeros", note("zeros", "device"))
     assert (real.host_buffer(4), real.device_buffer(4)) == ("host", "device")
     assert [name for name, *_ in asked] == [
-        "Stream", "stream", "Event", "current_stream", "empty", "zeros",
+        "Stream", "stream", "set_device", "Event", "current_stream", "empty", "zeros",
     ]  # fmt: skip
-    assert asked[0][1] == asked[3][1] == (gpu,) and asked[4][2]["pin_memory"] and asked[5][2]["device"] == gpu
+    assert asked[0][1] == asked[2][1] == asked[4][1] == (gpu,)
+    assert asked[5][2]["pin_memory"] and asked[6][2]["device"] == gpu
     public = {name for name in vars(cuda.Cuda) if not name.startswith("_")}
     assert public <= set(dir(FakeCuda))
 
