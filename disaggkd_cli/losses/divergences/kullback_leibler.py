@@ -34,7 +34,7 @@ REVERSE_KL = Divergence(
     name="reverse_kl",
     of_rows=lambda log_p, log_q, beta: kl(log_q, log_p),
     gradient=lambda p, q, log_p, log_q, beta, baseline: _reverse_gradient(q, log_p, log_q, baseline),
-    full_logits_bytes=32.0,
+    full_logits_bytes=29.0,
     from_kl=lambda forward, reverse, beta: reverse,
     needs_reverse_kl=True,
 )
@@ -45,7 +45,7 @@ SYMMETRIC_KL = Divergence(
     gradient=lambda p, q, log_p, log_q, beta, baseline: (
         beta * (q - p) + (1 - beta) * _reverse_gradient(q, log_p, log_q, baseline)
     ),
-    full_logits_bytes=37.0,
+    full_logits_bytes=34.0,
     from_kl=_sum_of_both,
     needs_forward_kl=True,
     needs_reverse_kl=True,

@@ -8,6 +8,6 @@ TOTAL_VARIATION = Divergence(
     name="total_variation",
     of_rows=lambda log_p, log_q, beta: 0.5 * (log_p.exp() - log_q.exp()).abs().sum(-1),
     gradient=lambda p, q, log_p, log_q, beta, baseline: 0.5 * q * ((q - p).sign() - baseline),
-    full_logits_bytes=31.0,
+    full_logits_bytes=28.0,
     terms=lambda p, q, log_p, log_q, beta: (0.5 * (p - q).abs(), q * (q - p).sign()),
 )
