@@ -6,23 +6,26 @@ import math
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from disaggkd_cli.checks.result import FAIL, CheckResult, judge
+from disaggkd_cli.checks.result import CheckResult, judge
 from disaggkd_cli.checks.subject import Subject
 from disaggkd_cli.losses import Head
 from disaggkd_cli.losses.heads import apply_head
 from disaggkd_cli.models import backbone_of, head_of, hidden_states
+from disaggkd_cli.models.values import verify_weights
 from disaggkd_cli.training.evaluation import no_better_than_guessing
 
 
 @torch.no_grad()
 def check_teacher(subject: Subject) -> CheckResult:
-    """Look at every weight of both models, and compare the teacher's loss on real rows with a guess's."""
+    """Look at every weight of both models, and compare the teacher's loss on real rows with a guess's.
+
+    Raises:
+        UserError: naming the tensors that hold NaN or infinities.
+    """
     for name, model in (("the teacher", subject.teacher), ("the student", subject.student)):
-        bad = _not_finite(model)
-        if bad:
-            return CheckResult(FAIL, f"{len(bad)} tensors hold NaN", f"{name}: {', '.join(bad[:3])} hold no numbers")
+        verify_weights(model, name)
     batch = subject.batch
     loss = _cross_entropy(subject.teacher_states(batch), subject.teacher_head, batch.row_labels)
     states = hidden_states(backbone_of(subject.student), batch.input_ids, batch.position_ids)
@@ -41,11 +44,6 @@ def check_teacher(subject: Subject) -> CheckResult:
         student_loss=student,
         guess=guess,
     )
-
-
-def _not_finite(model: nn.Module) -> list[str]:
-    tensors = model.named_parameters()
-    return [name for name, one in tensors if one.is_floating_point() and not torch.isfinite(one).all()]
 
 
 def _cross_entropy(hidden: Tensor, head: Head, labels: Tensor) -> float:

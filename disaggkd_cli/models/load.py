@@ -17,7 +17,7 @@ from disaggkd_cli.errors import UserError
 from disaggkd_cli.losses import Head
 from disaggkd_cli.model_files import TensorEntry, tensor_entries
 from disaggkd_cli.models.head import head_of, head_semantics, verify_split
-from disaggkd_cli.models.tensors import verify_tensors
+from disaggkd_cli.models.tensors import odd_tensors, verify_tensors
 from disaggkd_cli.models.values import verify_head_values
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -131,6 +131,12 @@ def load_causal_lm(
     except ImportError as error:
         raise UserError(f"{key}: {source.name}: {_one_line(error)} (`pip install 'disaggkd[gguf]'` for GGUF)") from None
     except (OSError, ValueError, KeyError, RuntimeError) as error:
+        if "above report" in str(error):  # which was logged, and names what cannot be put together by its results only
+            odd = odd_tensors({name: entry.shape for name, entry in entries.items()})
+            raise UserError(
+                f"{key}: {source.name}: its tensors cannot be put together to those of the model"
+                f"{f': {odd}' if odd else ''}; copy or download its files again"
+            ) from None
         raise UserError(f"{key}: {_unreadable(source, error)}") from None
     except Exception as error:  # safetensors raises its own class, which derives from Exception directly
         raise UserError(

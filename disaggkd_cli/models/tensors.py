@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -70,6 +71,25 @@ def verify_tensors(model: nn.Module, found: dict[str, Any], name: str, shapes: d
             "%s: %d tensors of its files are not used by a %s model: %s", name, len(extra), kind,
             _some(_with_shape(key, shapes) for key in extra),
         )  # fmt: skip
+
+
+def odd_tensors(shapes: dict[str, tuple[int, ...]]) -> str:
+    """Return which tensors differ in shape from their like in other places of the model, or an empty text.
+
+    Experts that are stored one by one are put together when they are loaded, which fails where they differ.
+
+    Args:
+        shapes: of the tensors in the files by name.
+    """
+    alike: dict[str, dict[str, tuple[int, ...]]] = {}
+    for name, shape in shapes.items():
+        alike.setdefault(re.sub(r"\.\d+\.", ".#.", name), {})[name] = shape
+    odd = []
+    for group in alike.values():
+        usual, count = Counter(group.values()).most_common(1)[0]
+        if 1 < count < len(group):
+            odd += [f"{name} is {shape}, others are {usual}" for name, shape in group.items() if shape != usual]
+    return _some(sorted(odd, key=_in_order))
 
 
 def _harmless(key: str, model: nn.Module) -> bool:

@@ -44,6 +44,18 @@ def verify_logits(model: nn.Module, logits: Tensor, name: str, *, fresh: bool = 
         )
 
 
+@torch.no_grad()
+def verify_weights(module: nn.Module, name: str) -> None:
+    """Refuse modules whose weights are not numbers: for parts of a model, which have no logits to tell it by.
+
+    Raises:
+        UserError: naming the tensors that hold NaN or infinities.
+    """
+    bad = _not_finite(module)
+    if bad:
+        raise UserError(f"{name}: {_some(bad)}; the weights are damaged, or were made by a run that had failed")
+
+
 def verify_head_values(weight: Tensor, name: str, *, whole: bool) -> None:
     """Refuse a head's rows [V, H] that hold NaN or infinities, or where they are the `whole` head, only zeros.
 
@@ -57,16 +69,19 @@ def verify_head_values(weight: Tensor, name: str, *, whole: bool) -> None:
         raise UserError(f"{name}: holds nothing but zeros; its files are not those of a trained model")
 
 
-def _why_not_finite(model: nn.Module) -> str:
+def _not_finite(model: nn.Module) -> list[str]:
     found = []
     for name, tensor in model.named_parameters():
         value = _whole(tensor)
-        if not value.is_floating_point():
-            continue
-        bad = int((~torch.isfinite(value)).sum())
-        if bad:
+        if value.is_floating_point() and not torch.isfinite(value).all():
+            bad = int((~torch.isfinite(value)).sum())
             kind = "NaN" if value.isnan().any() else "infinite"
             found.append(f"{name} ({bad:,} of {value.numel():,} values are {kind})")
+    return found
+
+
+def _why_not_finite(model: nn.Module) -> str:
+    found = _not_finite(model)
     if found:
         return f"{_some(found)}; the weights are damaged, or were made by a run that had failed"
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")

@@ -23,6 +23,7 @@ from disaggkd_cli.models import model_fingerprint, require_attention, resolve_so
 from disaggkd_cli.models.load import DTYPES, ModelSource, without_weights
 from disaggkd_cli.models.load_stage import layer_costs, layer_seconds, load_stage, stage_bytes
 from disaggkd_cli.models.stages import Anatomy, Stage, prove_stages
+from disaggkd_cli.models.values import verify_weights
 from disaggkd_cli.replica.world import World
 from disaggkd_cli.transport.identity import Identity
 
@@ -78,6 +79,7 @@ def load_staged_teacher(config: Config, device: torch.device, world: World, iden
     def load() -> Stage:
         stage = load_stage(source, model, anatomy, division[world.rank], settings.attention)
         stage.backbone.to(device)
+        verify_weights(stage.backbone, f"teacher.model {source.name}")
         return stage
 
     stage = load()

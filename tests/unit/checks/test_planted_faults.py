@@ -1,4 +1,4 @@
-"""Seven faults that distillation code has had, each planted in one place and caught by the check named for it."""
+"""Faults that distillation code has had, each planted in one place and caught by the check named for it."""
 
 import dataclasses
 import json
@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from disaggkd_cli.checks import CHECKS, run_checks
 from disaggkd_cli.checks import subject as subject_module
@@ -221,3 +222,23 @@ def test_supervised_padding(config_of, monkeypatch):
 
     monkeypatch.setattr(schedule, "collate", careless)
     assert "masks" in failed(config_of(), "masks")
+
+
+# 8. A teacher that knows nothing
+
+
+def test_a_teacher_with_a_weight_that_is_no_number(config_of, tmp_path):
+    model = AutoModelForCausalLM.from_pretrained(TINY_TEACHER)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[2047, 3] = float("nan")  # of an id that the texts may never use
+    model.save_pretrained(tmp_path / "nan")
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(TINY_TEACHER / file, tmp_path / "nan" / file)
+    config = config_of(teacher__model=str(tmp_path / "nan"), student={"model": str(TINY_TEACHER)}, mode="colocated")
+    assert "model.embed_tokens.weight (1 of 262,144 values are NaN)" in failed(config, "teacher")["teacher"].why
+
+
+def test_a_trained_teacher_passes_and_its_loss_is_shown(config_of):
+    (result,) = run_checks(config_of(), ["teacher"])
+    assert result.outcome == PASS
+    assert result.values["teacher_loss"] < result.values["student_loss"] and "guessing 7.62" in result.figure

@@ -143,6 +143,17 @@ def test_experts_of_another_number_are_named(saved):
         load(path)
 
 
+def test_an_expert_that_differs_from_the_others_is_named(saved):
+    _, path = saved("qwen3_moe")
+    name = "model.layers.1.mlp.experts.2.up_proj.weight"
+    rewrite(path, lambda tensors: tensors.update({name: torch.zeros(20, 32)}))
+    with pytest.raises(UserError) as caught:
+        load(path)
+    odd = f"{name} is (20, 32), others are (16, 32)"
+    assert f"cannot be put together to those of the model: {odd};" in str(caught.value)
+    assert "above report" not in str(caught.value)
+
+
 def test_a_head_of_another_shape_is_named_when_it_is_read_alone(saved):
     _, path = saved("phi")
     edit_config(path, vocab_size=99)

@@ -5,6 +5,7 @@ import torch
 
 from disaggkd_cli.errors import UserError
 from disaggkd_cli.models import head_of, load_head, resolve_source, verify_split
+from disaggkd_cli.models.values import verify_weights
 from tests.support.models import tiny_model
 
 
@@ -35,6 +36,15 @@ def test_the_tensor_that_holds_no_numbers_is_named(value):
     assert "teacher.model x: its logits are not finite" in message
     assert f"model.layers.1.self_attn.q_proj.weight (1 of 1,024 values are {kind})" in message
     assert "model.layers.2.mlp.up_proj.weight (1 of 1,536" in message
+
+
+def test_a_part_of_a_model_is_looked_at_by_its_weights():
+    layers = tiny_model("llama").model.layers
+    verify_weights(layers, "x")
+    with torch.no_grad():
+        layers[1].mlp.up_proj.weight[0, :3] = float("nan")
+    with pytest.raises(UserError, match=r"x: 1.mlp.up_proj.weight \(3 of 1,536 values are NaN\)"):
+        verify_weights(layers, "x")
 
 
 def test_an_overflow_is_told_from_damaged_weights():
