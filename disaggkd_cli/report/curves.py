@@ -42,6 +42,8 @@ def curves(runs: Sequence[Run]) -> str:
         line_chart("Gradient norm", _training(runs, "grad_norm")),
         line_chart("Tokens a second", _training(runs, "tokens_per_second")),
     ]
+    if any(run.series("router_aux") for run in runs):
+        charts.append(line_chart("Load-balancing loss of the routers", _training(runs, "router_aux")))
     names = legend((run.name, run.colour) for run in runs) if len(runs) > 1 else ""
     return f'<section><h2>Learning</h2>{names}<div class="charts">{"".join(charts)}</div></section>'
 

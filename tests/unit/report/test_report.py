@@ -76,6 +76,19 @@ def test_one_run_shows_every_part(tmp_path):
         assert part in text, part
     assert "stall</dt><dd>25.0%" in text
     assert "1.9900 → 1.8000" in text
+    assert "the teacher's own</dt>" not in text and "Load-balancing" not in text
+
+
+def test_the_teachers_own_loss_and_the_routers_are_shown_where_they_are_recorded(tmp_path):
+    root = written_run(tmp_path / "run", 3)
+    lines = [json.loads(text) for text in (root / "metrics.jsonl").read_text().splitlines()]
+    lines[0] |= {"eval_teacher_lm_loss": 3.2104, "eval_teacher_perplexity": 24.8}
+    for line in lines[1:]:
+        line["router_aux"] = 1.01
+    (root / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    text = page(root)
+    assert "the teacher's own</dt><dd>3.2104" in text
+    assert "Load-balancing loss of the routers" in text and "Dashed: the teacher" in text
 
 
 def test_a_teachers_row_ends_where_its_link_died(tmp_path):
