@@ -13,23 +13,27 @@ conversation that ends with this message does, white space after its end token l
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from os.path import commonprefix
-from typing import Any
 
 from disaggkd_cli.data.read.documents import Conversation
 from disaggkd_cli.data.refusals import RefusedRecord
-from disaggkd_cli.data.tokenise.template import ChatTemplate, Message, arguments_of, with_arguments
+from disaggkd_cli.data.tokenise.marks import (
+    begins_with_tag,
+    call_marks,
+    exchange,
+    has_words,
+    map_text,
+    marked_forms,
+    marked_names,
+    new_mark,
+    with_names,
+)
+from disaggkd_cli.data.tokenise.template import ChatTemplate, Message
 
 _SPEAKERS = ("system", "developer", "user", "assistant")
 """Whoever else speaks is a tool."""
-_THOUGHTS = ("reasoning_content", "reasoning", "thinking")
-_TAG = re.compile(r"(<[^<>\s]*>|\[/?[A-Z_]+\])")
-_JSON_TEXT = re.compile(r'"(?:[^"\\]|\\.)*"(?P<colon>\s*:)?')
-"""A text in JSON; before a colon it is a key."""
 _MEND = (
     "give the tokenizer a chat template with {% generation %} markers around what the assistant says "
     "(data.chat_template: FILE)"
@@ -57,7 +61,7 @@ class _Place:
     message: Message
     """The message with marks for words."""
     names: dict[str, str]
-    """Mark → name, of functions whose names are marked: see `_named`."""
+    """Mark → name, of functions whose names are marked: see `with_names`."""
 
 
 class TurnFinder:
@@ -80,7 +84,7 @@ class TurnFinder:
         Raises:
             RefusedRecord: a turn can't be told from the rest, or is not rendered.
         """
-        mark = _mark(whole)
+        mark = new_mark(whole)
         places: dict[int, _Place] = {}
         turns: list[Turn] = []
         for number, message in enumerate(conversation.messages):
@@ -99,7 +103,7 @@ class TurnFinder:
     def _place(self, conversation: Conversation, whole: str, number: int, mark: str) -> _Place:
         message = conversation.messages[number]
         reason = None
-        for marked in _marked(message, mark):
+        for marked in marked_forms(message, mark):
             messages = [*conversation.messages]
             messages[number] = marked
             try:
@@ -107,9 +111,9 @@ class TurnFinder:
             except RefusedRecord as error:
                 reason = error
                 continue
-            names = _marked_names(message, mark)
-            text = _named(text, names)
-            if missing := [call for call in _call_marks(message, mark) if call not in text]:
+            names = marked_names(message, mark)
+            text = with_names(text, names)
+            if missing := [call for call in call_marks(message, mark) if call not in text]:
                 reason = RefusedRecord(
                     conversation.where,
                     f"the chat template does not render the tool calls of message {number + 1} "
@@ -127,7 +131,7 @@ class TurnFinder:
             begin, end = found, len(whole) - (len(text) - after)
             if begin <= end and whole.startswith(text[:found]) and whole.endswith(text[after:]):
                 return _Place(begin, end, text[found:after], marked, names)
-            if not _has_words(message.get("content")):
+            if not has_words(message.get("content")):
                 # Templates may put something around words that they leave out where there are none.
                 begin = len(commonprefix([whole, text[:found]]))
                 same = len(commonprefix([whole[begin:][::-1], text[after:][::-1]]))
@@ -142,11 +146,17 @@ class TurnFinder:
         before = whole[floor : place.begin]
         if any(before.endswith(opening) for opening in self._openings):
             return place.begin
-        opening, prompt = self._opening(conversation, number)
+        before_it = conversation.messages[:number]
+        opening, prompt = self._opening(conversation, before_it) if before_it else ("", "")
         if prompt and floor <= len(prompt) <= place.begin and whole.startswith(prompt):
-            return len(prompt)
+            # A header all the same, where the prompt has none (after a tool's result), is not the assistant's either.
+            header = "" if opening else self._plain_opening(conversation)
+            has_header = whole.startswith(header, len(prompt), place.begin)
+            return len(prompt) + (len(header) if has_header else 0)
+        if not prompt:
+            opening = self._plain_opening(conversation)
         if not opening.strip():
-            return place.begin
+            return self._after_tokens(prompt, whole, floor, place)
         first = min((at for token in self._tokens if (at := opening.find(token)) >= 0), default=None)
         if first is None:
             at = before.rfind(opening)
@@ -156,9 +166,9 @@ class TurnFinder:
             opening = opening[first:]
             at = before.rfind(anchor)
         if at < 0:
-            return place.begin
+            return self._after_tokens(prompt, whole, floor, place)
         same = commonprefix([before[at:], opening])
-        if same != opening and _begins_with_tag(conversation.messages[number].get("content")):
+        if same != opening and begins_with_tag(conversation.messages[number].get("content")):
             same = commonprefix([same, self._without_tags(conversation, number)[floor + at :]])
         begin = floor + at + len(same)
         if begin == place.begin:
@@ -168,16 +178,25 @@ class TurnFinder:
             self._refuse_others_words(conversation, whole, number, floor + at)
         return begin
 
+    def _after_tokens(self, prompt: str, whole: str, floor: int, place: _Place) -> int:
+        """Where a turn without a header begins: where the whole parts from the prompt, if that goes on with tokens of
+        the template's alone; else at the words."""
+        same = len(commonprefix([prompt, whole]))
+        rest = prompt[same:]
+        for token in self._tokens:
+            rest = rest.replace(token, "")
+        return same if prompt and not rest.strip() and floor <= same <= place.begin else place.begin
+
     def _without_tags(self, conversation: Conversation, number: int) -> str:
         """The rendering with a mark for all of a message's content: what stands before it is the template's."""
         messages = [*conversation.messages]
-        content = _map_text(messages[number]["content"], lambda _text: "Zq")
+        content = map_text(messages[number]["content"], lambda _text: "Zq")
         messages[number] = {**messages[number], "content": content}
         return self.template.render(conversation, messages)
 
     def _refuse_others_words(self, conversation: Conversation, whole: str, number: int, begin: int) -> None:
         """Someone has written the beginning of a turn into the message before: prove that this is the template's."""
-        mark = _mark(whole)
+        mark = new_mark(whole)
         messages = [*conversation.messages]
         content = [{"type": "text", "text": mark}] if isinstance(messages[number - 1].get("content"), list) else mark
         messages[number - 1] = {**messages[number - 1], "content": content}
@@ -187,20 +206,22 @@ class TurnFinder:
             if not whole.endswith(after) or len(whole) - len(after) > begin:
                 raise _indistinct(conversation, number)
 
-    def _opening(self, conversation: Conversation, number: int) -> tuple[str, str]:
-        """The generation prompt before message `number` as far as the template tells, and all of the prompt where the
-        messages before can be rendered alone."""
-        before = conversation.messages[:number]
-        alone = [{"role": "user", "content": "x"}], [{"role": "user", "content": [{"type": "text", "text": "x"}]}]
-        for messages in (before, *alone):
-            if messages:
-                try:
-                    without = self.template.render(conversation, messages)
-                    asked = self.template.render(conversation, messages, generation_prompt=True)
-                except RefusedRecord:
-                    continue
-                return asked[len(commonprefix([without, asked])) :], asked if messages is before else ""
-        return "", ""
+    def _opening(self, conversation: Conversation, messages: list[Message]) -> tuple[str, str]:
+        """The generation prompt after some messages, and all of the rendering with it; empty where that is refused."""
+        try:
+            without = self.template.render(conversation, messages)
+            asked = self.template.render(conversation, messages, generation_prompt=True)
+        except RefusedRecord:
+            return "", ""
+        return asked[len(commonprefix([without, asked])) :], asked
+
+    def _plain_opening(self, conversation: Conversation) -> str:
+        """The generation prompt after a user's message."""
+        for content in ("x", [{"type": "text", "text": "x"}]):
+            opening, _ = self._opening(conversation, [{"role": "user", "content": content}])
+            if opening:
+                return opening
+        return ""
 
     def _end(self, conversation: Conversation, whole: str, number: int, place: _Place) -> int:
         """After the words and what ends the turn."""
@@ -243,7 +264,7 @@ class TurnFinder:
         """How many characters of `rest` end the turn: as many as do where the conversation ends there."""
         try:
             messages = [*conversation.messages[:number], place.message]
-            text = _named(self.template.render(conversation, messages), place.names)
+            text = with_names(self.template.render(conversation, messages), place.names)
             at = max(text.rfind(mark) + len(mark) for mark in re.findall(r"Zq\w*?z", place.marked)[-1:])
             tail = text[at:]
         except (RefusedRecord, ValueError):
@@ -273,14 +294,14 @@ class TurnFinder:
             pieces += [whole[at : place.begin], place.marked]
             names |= place.names
             at = place.end
-        if _named(self.template.render(conversation, messages), names) != "".join(pieces) + whole[at:]:
+        if with_names(self.template.render(conversation, messages), names) != "".join(pieces) + whole[at:]:
             raise _indistinct(conversation, next(iter(places)))
         if others:
             for number in others:
                 content = messages[number].get("content") or ""
-                changed = _map_text(content, lambda text: _exchange(text, mark))
+                changed = map_text(content, lambda text: exchange(text, mark))
                 messages[number] = {**messages[number], "content": changed}
-            text, at = _named(self.template.render(conversation, messages), names), 0
+            text, at = with_names(self.template.render(conversation, messages), names), 0
             for number, place in places.items():
                 at = text.find(place.marked, at)
                 if at < 0:
@@ -294,123 +315,3 @@ def _indistinct(conversation: Conversation, number: int) -> RefusedRecord:
         f"what the assistant says in message {number + 1} can't be told from the rest of the rendered conversation; "
         f"{_MEND}",
     )
-
-
-def _mark(whole: str) -> str:
-    """Letters that stand nowhere in the text."""
-    mark = "Zq"
-    while mark in whole:
-        mark += "j"
-    return mark + "m"
-
-
-def _call_marks(message: Message, mark: str) -> list[str]:
-    return [f"{mark}{1000 + number}z" for number in range(len(message.get("tool_calls") or []))]
-
-
-def _marked(message: Message, mark: str) -> Iterator[Message]:
-    """Ways to exchange a message's words for marks: first word by word between tags, so that templates that look for
-    tags in a text take the same way; then the whole content."""
-    end = f"{mark}0z"
-    thoughts = {key: end for key in _THOUGHTS if isinstance(message.get(key), str) and message[key].strip()}
-    calls = {}
-    if message.get("tool_calls"):
-        pairs = zip(message["tool_calls"], _call_marks(message, mark), strict=True)
-        calls = {"tool_calls": [_marked_call(call, call_mark) for call, call_mark in pairs]}
-    content = message.get("content")
-    if _has_words(content):
-        yield {**message, **thoughts, **calls, "content": _map_text(content, lambda text: _exchange(text, end))}
-        yield {**message, **thoughts, **calls, "content": _map_text(content, lambda _text: end)}
-    elif calls:
-        yield {**message, **thoughts, **calls}
-    else:
-        filled = [{"type": "text", "text": end}] if isinstance(content, list) else end
-        yield {**message, **thoughts, "content": filled}
-
-
-def _has_words(content: Any) -> bool:
-    texts = [part["text"] for part in content] if isinstance(content, list) else [content]
-    return any(text and text.strip() for text in texts)
-
-
-def _begins_with_tag(content: Any) -> bool:
-    text = content[0]["text"] if isinstance(content, list) and content else content
-    return isinstance(text, str) and bool(_TAG.match(text.lstrip()))
-
-
-def _map_text(content: Any, change: Callable[[str], str]) -> Any:
-    if isinstance(content, list):
-        return [{**part, "text": change(part["text"])} for part in content]
-    return change(content)
-
-
-def _exchange(text: str, mark: str) -> str:
-    """The text with each stretch between tags exchanged, white space at its borders kept."""
-    pieces = _TAG.split(text)
-    for index in range(0, len(pieces), 2):
-        if words := pieces[index].strip():
-            pieces[index] = pieces[index].replace(words, mark)
-    changed = "".join(pieces)
-    return changed if mark in changed else mark
-
-
-def _marked_call(call: Message, mark: str) -> Message:
-    arguments = arguments_of(call)
-    if not _has_values(arguments):
-        function = {**(call.get("function") or call), "name": mark}
-        return {**call, "function": function} if "function" in call else function
-    if isinstance(arguments, str):
-        if not _is_json(arguments):
-            return with_arguments(call, mark)
-        marked = _JSON_TEXT.sub(lambda text: text[0] if text["colon"] else f'"{mark}"', arguments)
-        return with_arguments(call, marked)
-    return with_arguments(call, _marked_values(arguments, mark))
-
-
-def _is_json(text: str) -> bool:
-    try:
-        json.loads(text)
-    except ValueError:
-        return False
-    return True
-
-
-def _has_values(arguments: Any) -> bool:
-    if isinstance(arguments, str):
-        if not _is_json(arguments):
-            return bool(arguments.strip())
-        return any(not text["colon"] for text in _JSON_TEXT.finditer(arguments))
-    return _has_text(arguments)
-
-
-def _has_text(value: Any) -> bool:
-    if isinstance(value, dict):
-        return any(map(_has_text, value.values()))
-    return any(map(_has_text, value)) if isinstance(value, list) else isinstance(value, str)
-
-
-def _marked_values(value: Any, mark: str) -> Any:
-    """Arguments with every text in them exchanged."""
-    if isinstance(value, dict):
-        return {key: _marked_values(each, mark) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_marked_values(each, mark) for each in value]
-    return mark if isinstance(value, str) else value
-
-
-def _marked_names(message: Message, mark: str) -> dict[str, str]:
-    """Mark → name of each function that has no argument to be marked."""
-    calls = zip(message.get("tool_calls") or [], _call_marks(message, mark), strict=True)
-    return {
-        call_mark: (call.get("function") or call)["name"]
-        for call, call_mark in calls
-        if not _has_values(arguments_of(call))
-    }
-
-
-def _named(text: str, names: dict[str, str]) -> str:
-    """The rendering with marked names once each: templates may repeat a function's name where its result is told."""
-    for mark, name in names.items():
-        before, found, after = text.partition(mark)
-        text = before + found + after.replace(mark, name)
-    return text
