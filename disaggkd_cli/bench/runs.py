@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 import platform
 import resource
@@ -115,13 +116,7 @@ def watch_run(
         RunError: the job did not end in time, and there was no `until` that it could end by.
     """
 
-    def prepare_child() -> None:
-        # Linux: a job must not outlive a bench that is killed.
-        if sys.platform == "linux":
-            ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-        if data_limits is not None and limit_from is None:
-            resource.setrlimit(resource.RLIMIT_DATA, (max(data_limits.values()),) * 2)
-
+    limited = data_limits is not None and limit_from is None
     environment = {name: value for name, value in os.environ.items() if not name.startswith("DISAGGKD_")}
     watched = Watched(-1, "")
     counted_anew = False
@@ -136,7 +131,7 @@ def watch_run(
             stdout=printed,
             stderr=subprocess.STDOUT,
             env={**environment, "COLUMNS": "200", **extra},
-            preexec_fn=prepare_child,
+            preexec_fn=functools.partial(_prepare_child, max(data_limits.values()) if limited else None),
             start_new_session=True,
         )
         try:
@@ -162,6 +157,14 @@ def watch_run(
         raise RunError(f"a run of the bench did not end within {timeout:.0f} s:\n{watched.output[-2000:]}")
     watched.code = process.returncode
     return watched
+
+
+def _prepare_child(data_limit: int | None) -> None:
+    # Linux: a job must not outlive a bench that is killed.
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    if data_limit is not None:
+        resource.setrlimit(resource.RLIMIT_DATA, (data_limit, data_limit))
 
 
 def _limit_ranks(parent: int, data_limits: dict[str, int]) -> None:

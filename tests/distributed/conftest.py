@@ -13,4 +13,4 @@ def reference_config(tmp_path_factory):
 @pytest.fixture(scope="session")
 def reference(reference_config):
     """Twenty steps of one student rank with the teacher in a process of its own."""
-    return run_to_end(reference_config, reference_config.parent / "run")
+    return run_to_end(reference_config, reference_config.parent / "run", fresh=True)

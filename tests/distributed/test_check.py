@@ -2,12 +2,10 @@
 
 import json
 import shutil
-import subprocess
-import sys
 
 import pytest
 
-from tests.support.runs import TINY_TEACHER, disaggkd, write_config
+from tests.support.runs import TINY_TEACHER, disaggkd, disaggkd_apart, write_config
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -19,11 +17,8 @@ def config(tmp_path):
 
 def check_json(config, *arguments):
     """Run `disaggkd check --json` with a clean standard output, and return its exit code and the checks by name."""
-    done = subprocess.run(
-        [sys.executable, "-m", "disaggkd_cli", "check", str(config), "--json", *arguments],
-        capture_output=True, text=True, timeout=150,
-    )  # fmt: skip
-    return done.returncode, {check["name"]: check for check in json.loads(done.stdout)["checks"]}
+    code, output, _ = disaggkd_apart("check", str(config), "--json", *arguments)
+    return code, {check["name"]: check for check in json.loads(output)["checks"]}
 
 
 def test_a_sound_config(config, tmp_path):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from disaggkd_cli.losses import Head, fused_kd_loss, reference_kd_loss
+from tests.support.spawn import spawn
 
 LAYOUTS = [(True, "", False), (False, "", True), (False, "head", False), (False, "embedding", False)]
 """Tied or not, the part that is frozen, the teacher's head sharded or whole on each rank."""
@@ -96,4 +96,4 @@ def _train(rank: int, world: int, tied: bool, frozen: str, teacher_sharded: bool
 
 @pytest.mark.timeout(200)
 def test_gradients_equal_one_process_under_accumulation(tmp_path):
-    mp.spawn(_train_all, (2, f"{tmp_path}/store"), nprocs=2)
+    spawn(_train_all, (2, f"{tmp_path}/store"), 2)

@@ -7,10 +7,10 @@ import random
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
 from disaggkd_cli.errors import UserError
 from disaggkd_cli.losses import DIVERGENCES, Head, fused_kd_loss, reference_kd_loss, shard_bounds
+from tests.support.spawn import spawn
 
 CASES = {
     2: [((10, 10), "even"), ((4099, 4099), "even"), ((10, 13), "uneven")],
@@ -121,9 +121,9 @@ def own_teacher(head: Head, rank: int) -> Head:
 def test_equals_one_process(world, tmp_path):
     seed = random.randrange(2**31)
     print(f"seed={seed}")
-    mp.spawn(_compare_all, (world, f"{tmp_path}/store", seed), nprocs=world)
+    spawn(_compare_all, (world, f"{tmp_path}/store", seed), world)
 
 
 @pytest.mark.timeout(120)
 def test_misaligned_shards_and_rows_are_refused_on_every_rank(tmp_path):
-    mp.spawn(_refuse, (2, f"{tmp_path}/store"), nprocs=2)
+    spawn(_refuse, (2, f"{tmp_path}/store"), 2)

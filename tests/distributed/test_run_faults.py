@@ -45,7 +45,9 @@ def test_a_teacher_that_dies_in_the_middle_of_a_payload_again_and_again(referenc
 
 
 def test_a_student_that_dies_between_a_step_and_its_checkpoint(reference_config, reference, tmp_path):
-    output = run_with_faults(reference_config, tmp_path / "run", "student 0.after_commit:kill@8")
+    # Steps slow enough that the save of step 14, which goes on beside them, is done when step 15 dies.
+    faults = "student 0.before_commit:sleep:0.1,student 0.after_commit:kill@8"
+    output = run_with_faults(reference_config, tmp_path / "run", faults)
     assert output.count("starting the student again from its newest valid checkpoint") >= 2
     assert "resuming after step 7 from" in output
     assert_undisturbed(tmp_path / "run", reference)

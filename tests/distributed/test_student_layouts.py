@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -42,6 +41,7 @@ from disaggkd_cli.training.vocabulary_parallel import VocabularyParallel
 from tests.support.layouts import TEACHER_WIDTH, Case, compare, train_sharded, whole_gradients
 from tests.support.models import VOCABULARY
 from tests.support.runs import TINY_TEACHER
+from tests.support.spawn import spawn
 from tests.unit.planner.planner_toys import toy_model, toy_work
 
 CUT = Case(vocabulary_parallel=True)
@@ -200,7 +200,7 @@ def _prove_all(rank: int, ranks: int, proofs: str, folder: Path) -> None:
 def found(tmp_path_factory):
     """A folder with what each rank of two found, proof by proof."""
     folder = tmp_path_factory.mktemp("layouts")
-    mp.spawn(_prove_all, (2, "default", folder), nprocs=2)
+    spawn(_prove_all, (2, "default", folder), 2)
     return folder
 
 
@@ -215,7 +215,7 @@ def test_two_ranks(name, found):
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("ranks", SLOW_PROOFS)
 def test_four_ranks_and_compiled_layers(ranks, tmp_path):
-    mp.spawn(_prove_all, (ranks, "slow", tmp_path), nprocs=ranks)
+    spawn(_prove_all, (ranks, "slow", tmp_path), ranks)
     texts = {name: [(tmp_path / f"{name}.{rank}").read_text() for rank in range(ranks)] for name in SLOW_PROOFS[ranks]}
     assert texts == {name: ["proved"] * ranks for name in SLOW_PROOFS[ranks]}
 

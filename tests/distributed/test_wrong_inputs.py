@@ -3,14 +3,12 @@
 import json
 import os
 import shutil
-import subprocess
-import sys
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tests.support.runs import TINY_TEACHER, disaggkd, metrics, write_config
+from tests.support.runs import TINY_TEACHER, disaggkd, disaggkd_apart, metrics, write_config
 
 
 @pytest.fixture
@@ -150,17 +148,12 @@ def test_a_gpu_that_is_not_there(config):
 
 
 def test_print_config_prints_the_config_and_nothing_else(config):
-    done = subprocess.run(
-        [sys.executable, "-m", "disaggkd_cli", "run", str(config), "train.steps=3", "--print-config"],
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0
-    assert done.stderr == ""
+    code, output, errors = disaggkd_apart("run", str(config), "train.steps=3", "--print-config")
+    assert (code, errors) == (0, "")
     from disaggkd_cli.config import load
 
     again = config.with_name("again.yaml")
-    again.write_text(done.stdout)
+    again.write_text(output)
     assert load(again) == load(config, ["train.steps=3"])
 
 

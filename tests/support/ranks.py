@@ -9,12 +9,12 @@ import traceback
 from pathlib import Path
 
 import torch
-import torch.multiprocessing as mp
 
 from disaggkd_cli.config import load
 from disaggkd_cli.launch import Place
 from disaggkd_cli.student import run_student
 from disaggkd_cli.training.run_directory import prepare
+from tests.support.spawn import spawn
 
 Job = tuple[Path, Path, tuple[str, ...]]
 """A config file, a run directory, and overrides."""
@@ -24,7 +24,7 @@ def run_together(ranks: int, jobs: list[Job]) -> None:
     """Run each job on `ranks` student ranks, as `disaggkd run mode=colocated` would; a rank's failure goes to
     `failed.RANK` in its run directory."""
     ports = [_free_port() for _ in jobs]
-    mp.spawn(_rank_main, (ranks, jobs, ports), nprocs=ranks)
+    spawn(_rank_main, (ranks, jobs, ports), ranks)
 
 
 def _rank_main(rank: int, ranks: int, jobs: list[Job], ports: list[int]) -> None:

@@ -8,10 +8,13 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
+
+from tests.support.warm import WarmPopen
 
 TINY_TEACHER = Path(__file__).parents[1] / "assets" / "tiny-austen"
 
@@ -46,14 +49,22 @@ def write_config(path: Path, **changes: Any) -> Path:
     return path
 
 
-def start(arguments: list[str], **variables: str) -> subprocess.Popen:
-    """Start `disaggkd` with `arguments`, its stderr and stdout joined."""
+def start(arguments: list[str], fresh: bool = False, **variables: str) -> subprocess.Popen:
+    """Start `disaggkd` with `arguments`, its stderr and stdout joined.
+
+    Its processes are forked from one that has everything imported; `fresh` ones start as a user's would, each with its
+    own order of sets.
+    """
+    return _start(arguments, subprocess.STDOUT, fresh, variables)
+
+
+def _start(arguments: Sequence[str], errors: int, fresh: bool, variables: dict[str, str]) -> subprocess.Popen:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("DISAGGKD_")}
-    return subprocess.Popen(
+    return (subprocess.Popen if fresh else WarmPopen)(
         [sys.executable, "-m", "disaggkd_cli", *arguments],
         env={**environment, "OMP_NUM_THREADS": "1", "COLUMNS": "200", **variables},
         stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
+        stderr=errors,
         stdin=subprocess.DEVNULL,
         text=True,
     )
@@ -70,14 +81,24 @@ def finish(process: subprocess.Popen, timeout: float = 180) -> tuple[int, str]:
     return process.returncode, output
 
 
-def disaggkd(*arguments: str, timeout: float = 180, **variables: str) -> tuple[int, str]:
+def disaggkd(*arguments: str, timeout: float = 180, fresh: bool = False, **variables: str) -> tuple[int, str]:
     """Run `disaggkd` to its end and return its exit code and output."""
-    return finish(start(list(arguments), **variables), timeout)
+    return finish(start(list(arguments), fresh, **variables), timeout)
 
 
-def run_to_end(config: Path, run_dir: Path, *arguments: str) -> Path:
+def disaggkd_apart(*arguments: str, timeout: float = 180) -> tuple[int, str, str]:
+    """Run `disaggkd` to its end and return its exit code, its standard output, and its standard error."""
+    process = _start(arguments, subprocess.PIPE, False, {})
+    try:
+        output, errors = process.communicate(timeout=timeout)
+    finally:
+        process.kill()
+    return process.returncode, output, errors
+
+
+def run_to_end(config: Path, run_dir: Path, *arguments: str, fresh: bool = False) -> Path:
     """Run a whole job, which must succeed, and return its run directory."""
-    code, output = disaggkd("run", str(config), f"run_dir={run_dir}", *arguments)
+    code, output = disaggkd("run", str(config), f"run_dir={run_dir}", *arguments, fresh=fresh)
     assert code == 0, output
     return run_dir
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import ipaddress
 import json
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -21,8 +19,8 @@ from transport_parts import WIDTH, fake_hidden, make_requests
 from disaggkd_cli.transport import open_store
 
 SUPPORT = Path(__file__).parent
-FORK_SERVER = multiprocessing.get_context("forkserver")
-FORK_SERVER.set_forkserver_preload(["disaggkd_cli.transport"])
+sys.path.insert(0, str(SUPPORT.parents[2]))  # for scripts that are started by their path
+from tests.support.warm import WarmPopen  # noqa: E402
 
 
 def expected_digest(
@@ -39,24 +37,19 @@ def expected_digest(
 class Peer:
     """One process of the test and the files it writes.
 
-    Processes are forked from a server that has torch imported already (an import costs more than a whole test);
-    with `fresh` they start as a user's would, behind the command `prefix`.
+    Processes are forked from one that has torch imported already; with `fresh` they start as a user's would, behind the
+    command `prefix`.
     """
 
     def __init__(self, script: str, arguments: list[str], folder: Path, environment: dict, fresh: bool, prefix=()):
         self.name = arguments[0]
         self._out = folder / f"{time.monotonic_ns()}.out"
         self._err = folder / f"{time.monotonic_ns()}.err"
-        self._err.touch()
         environment = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR", **environment}
-        if fresh:
-            with open(self._out, "w") as out, open(self._err, "w") as err:
-                command = [*prefix, sys.executable, str(SUPPORT / f"{script}.py"), *arguments]
-                self._process = subprocess.Popen(command, stdout=out, stderr=err, env={**os.environ, **environment})
-        else:
-            run = (script, arguments, str(self._out), str(self._err), environment)
-            self._process = FORK_SERVER.Process(target=run_redirected, args=run, daemon=True)
-            self._process.start()
+        command = [*prefix, sys.executable, str(SUPPORT / f"{script}.py"), *arguments]
+        with open(self._out, "w") as out, open(self._err, "w") as err:
+            starting = subprocess.Popen if fresh else WarmPopen
+            self._process = starting(command, stdout=out, stderr=err, env={**os.environ, **environment})
         self.pid = self._process.pid
 
     def errors(self) -> str:
@@ -67,7 +60,7 @@ class Peer:
 
     def exit_code(self) -> int | None:
         """Return the exit code, or None while the process runs."""
-        return self._process.exitcode if hasattr(self._process, "exitcode") else self._process.poll()
+        return self._process.poll()
 
     def await_end(self, seconds: float = 30) -> int:
         """Wait for the end and return the exit code."""
@@ -96,15 +89,6 @@ class Peer:
         if self.exit_code() is None:
             self.signal(signal.SIGKILL)
             self.await_end()
-
-
-def run_redirected(script: str, arguments: list[str], out: str, err: str, environment: dict[str, str]) -> None:
-    """Run a support script's main in this forked process, with its output in files."""
-    for path, number in ((out, 1), (err, 2)):
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        os.dup2(descriptor, number)
-    os.environ.update(environment)
-    importlib.import_module(script).main(arguments)
 
 
 def listening_addresses_of(pid: int) -> set[str]:

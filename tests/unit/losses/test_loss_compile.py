@@ -73,6 +73,7 @@ def test_a_caller_may_be_compiled(seed):
         assert relative_error(ours, theirs) < 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_without_a_compiler_the_kernels_run_eagerly_and_say_so_once(tmp_path):
     code = """

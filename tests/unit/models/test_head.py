@@ -41,6 +41,25 @@ def test_a_wrong_split_is_refused(wrong):
         verify_split(model, wrong(head_of(model)), "the teacher")
 
 
+@pytest.mark.parametrize("dtype, off", [(torch.float32, 2e-5), (torch.bfloat16, 0.25)])
+def test_logits_a_little_off_are_refused(dtype, off):
+    """Ten times what rounding makes of the same product."""
+    model = tiny_model("llama").to(dtype)
+    head = head_of(model)
+    with pytest.raises(UserError, match="that is not known here"):
+        verify_split(model, Head(head.weight, head.bias, 1 + off, head.softcap), "the teacher")
+
+
+@pytest.mark.parametrize("kind", ["register_forward_hook", "register_forward_pre_hook"])
+def test_a_head_with_a_hook_is_refused_though_it_changes_nothing_yet(kind):
+    model = tiny_model("llama")
+    handle = getattr(model.lm_head, kind)(lambda *_: None)
+    with pytest.raises(UserError, match="hooked head"):
+        head_of(model)
+    handle.remove()
+    head_of(model)
+
+
 def test_a_head_that_was_replaced_is_refused():
     model = tiny_model("llama")
     model.lm_head = torch.nn.Sequential(model.lm_head)

@@ -1,5 +1,7 @@
 """Documents share a row only where the model keeps them apart, which is proved on the model itself."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -43,3 +45,23 @@ def test_a_model_that_leaks_is_caught_whatever_its_kind():
     backbone.forward = forgetful
     with pytest.raises(UserError, match="see each other"):
         verify_packing(backbone, VOCABULARY, "the teacher")
+
+
+class Hearsay(torch.nn.Module):
+    """A document's states are its own tokens', unless a token is in its row that the first row it saw had not."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = torch.nn.Embedding(VOCABULARY, 16)
+        self.known = None
+
+    def forward(self, input_ids, position_ids, **arguments):
+        self.known = set(input_ids.flatten().tolist()) if self.known is None else self.known
+        heard = bool(set(input_ids.flatten().tolist()) - self.known)
+        return SimpleNamespace(last_hidden_state=self.table(input_ids) + 0.1 * heard)
+
+
+def test_a_leak_that_shows_with_other_neighbours_only_is_caught():
+    torch.manual_seed(0)
+    with pytest.raises(UserError, match="see each other"):
+        verify_packing(Hearsay(), VOCABULARY, "the teacher")

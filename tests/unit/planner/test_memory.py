@@ -146,6 +146,8 @@ def test_teacher_rank_by_hand():
     }
     lonely = memory.teacher_rank(toy_work(student_ranks=1))
     assert {one.name: one.value for one in lonely.phases[0].terms}["send buffers"] == 2 * 64 * 16 * 2
+    popular = memory.teacher_rank(toy_work(student_ranks=16))
+    assert {one.name: one.value for one in popular.phases[0].terms}["send buffers"] == 8 * 64 * 16 * 2, "MOST_REPLIES"
     sharded = {one.name: one.value for one in memory.teacher_rank(toy_work(ranks_per_replica=4)).phases[0].terms}
     assert sharded["teacher weights"] == 2 * teacher / 4
     assert sharded["teacher layers gathered"] == 3 * 2 * (2 * 16 * 8 + 2 * 16 * 4 + 3 * 16 * 16 + 32)
@@ -281,7 +283,7 @@ def test_fused_loss_stays_within_its_prediction(dtype_bytes, divergence):
     cast."""
     from .planner_loss_peak import peak_of_fused
 
-    rows, vocabulary, width, budget = 1024, 16_384, 64, 8 << 20
+    rows, vocabulary, width, budget = 512, 8192, 64, 8 << 20
     from disaggkd_cli.planner.loss import fused
 
     work = fused(

@@ -68,6 +68,12 @@ def test_payload_bytes_of_known_teachers(name, hidden, logits):
     assert (flow.hidden_states.value, flow.logits.value) == (hidden, logits)
 
 
+def test_a_request_names_tokens_rows_and_documents():
+    """Int32 each: every token's id, the supervised rows' places, one length a document."""
+    assert traffic(toy_work()).request.value == 4 + 4 + 4 / 32
+    assert traffic(toy_work(supervised=0.25, sequence=8)).request.value == 4 + 1 + 4 / 8
+
+
 def test_collectives_by_hand():
     flow = traffic(toy_work())
     assert flow.fsdp.value == (2 * 1704 + 2 * 1184 + 4 * 1704) * 3 / 4

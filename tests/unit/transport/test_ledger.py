@@ -214,6 +214,18 @@ def test_a_link_measured_as_slow_gets_fewer_requests():
     assert sum(entry.link == 0 for entry in assign_all(ledger)) == 2
 
 
+def test_a_request_answered_badly_goes_before_younger_ones():
+    ledger, consumer = ledger_with(4, [0])
+    first = outgoing(0)
+    ledger.admit(consumer, first)
+    ledger.assign()
+    for number in (1, 2):
+        ledger.admit(consumer, outgoing(number))
+    ledger.arriving(0, first.ticket)
+    ledger.rejected(0, first.ticket)
+    assert [entry.request_id for entry in assign_all(ledger)] == [0, 1, 2]
+
+
 def test_a_bad_reply_is_asked_for_again_elsewhere_when_there_is_an_elsewhere():
     ledger, consumer = ledger_with(1, [0, 1])
     entry = outgoing(0)
