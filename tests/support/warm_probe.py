@@ -21,7 +21,7 @@ def main(what: str, *rest: str) -> None:
         os.write(int(rest[0]), b"through a passed descriptor")
     if what == "wait":
         signal.signal(signal.SIGUSR1, lambda *_: sys.exit(11))
-        print("waiting", flush=True)
+        os.write(1, b"waiting\n")  # in one piece, beside whoever else writes
         time.sleep(60)
     if what == "run":  # as a supervisor: starts a child that must not outlive it
         from disaggkd_cli.supervise import _die_with_parent
@@ -29,7 +29,7 @@ def main(what: str, *rest: str) -> None:
         command = [sys.executable, "-m", "tests.support.warm_probe", "wait", *rest]
         environment = {**os.environ, "DISAGGKD_ROLE": "student"}
         child = subprocess.Popen(command, env=environment, start_new_session=True, preexec_fn=_die_with_parent)
-        print(child.pid, type(child).__name__, flush=True)
+        os.write(1, f"{child.pid} {type(child).__name__}\n".encode())
         time.sleep(60)
 
 
