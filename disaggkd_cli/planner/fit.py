@@ -15,6 +15,8 @@ from disaggkd_cli.planner.terms import Term, term
 from disaggkd_cli.planner.workload import Workload
 
 _CEILING = 1 << 26
+_MANY_LINKS = 16
+"""Links of a rank from which on doing without their NCCL communicators is offered."""
 _SHORT = 256
 """Sequences shorter than this are not offered as a remedy."""
 
@@ -179,6 +181,8 @@ def knobs(work: Workload, mode: str) -> list[Knob]:
     if mode == "disaggregated_fused":
         if work.ring_depth > 2:
             candidates.append(("transport.ring_depth=2", work.with_(ring_depth=2)))
+        if not work.cached and work.nccl_links and max(work.links) >= _MANY_LINKS:
+            candidates.append(("transport.backend=gloo", work.with_(nccl_links=False)))
         double = 2 * work.ranks_per_replica
         candidates.append((f"teacher.ranks_per_replica={double}", work.with_(ranks_per_replica=double)))
     if work.vocabulary_shards == 1 and work.shard_ranks > 1 and mode != "colocated_full":
@@ -198,7 +202,16 @@ def smallest_remedy(work: Workload, mode: str) -> str | None:
     shorter = frontier(work, mode)
     if shorter >= work.sequence:
         return f"train.micro_batch_sequences={shorter // work.sequence}"
-    order = ("memory_budget", "accumulation", "ring_depth", "dtype", "checkpointing", "replicate", "vocabulary")
+    order = (
+        "backend",
+        "memory_budget",
+        "accumulation",
+        "ring_depth",
+        "dtype",
+        "checkpointing",
+        "replicate",
+        "vocabulary",
+    )
     helping = [knob for knob in knobs(work, mode) if knob.max_micro_batch_tokens >= work.micro_batch_tokens]
     for word in order:
         for knob in helping:

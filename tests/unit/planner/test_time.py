@@ -377,3 +377,19 @@ def test_one_slow_teacher_of_one_is_slow():
     slow = Scenario("slow", slow_share=0.1, slow_factor=2.0)
     whole, half = (simulate(4, 1, 3, 1.0, 0.5, scenario=one).tokens_per_second for one in (Scenario("none"), slow))
     assert half < 0.6 * whole
+
+
+def test_communicators_of_links_are_named_where_they_take_the_memory():
+    gpu = load_catalogue().gpus["H100-SXM"]
+    work = toy_work(
+        teacher=resolve_model("qwen3.5-35b-a3b", "t"),
+        student=resolve_model("qwen3.5-9b", "s"),
+        cluster=Cluster(gpu, gpu, 8, 50.0),
+        student_ranks=512,
+        micro_batch_tokens=8192,
+        sequence=8192,
+        checkpointing=True,
+    )
+    reason = why_not(work, "disaggregated_fused")
+    assert "communicators of 512 links (30.72 GiB)" in reason
+    assert "transport.backend=gloo would make it fit" in reason
