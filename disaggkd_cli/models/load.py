@@ -88,12 +88,15 @@ def without_weights(source: ModelSource, dtype: torch.dtype, key: str) -> nn.Mod
     """Return the causal LM on the meta device, in eval mode: its modules, names and shapes.
 
     Raises:
-        UserError: when there is no such model or its configuration cannot be read.
+        UserError: when there is no such model, or its configuration cannot be read or makes no model.
     """
-    with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(
-            load_config(source, key), dtype=dtype, trust_remote_code=source.trust_remote_code
-        ).eval()
+    config = load_config(source, key)
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=source.trust_remote_code)
+    except Exception as error:  # whatever a model's class says of a configuration that makes no model
+        raise UserError(f"{key}: {_unreadable(source, error)}") from None
+    return model.eval()
 
 
 def load_causal_lm(
@@ -180,7 +183,7 @@ def load_head_shard(
         ids: from the size of the vocabulary to `(start, stop)`. Only these rows are read from safetensors files.
     """
     config = load_config(source, key)
-    entries = _head_tensors(source, config, key) if source.directory and not source.gguf_file else None
+    entries = _head_tensors(source, dtype, key) if source.directory and not source.gguf_file else None
     if not entries:
         model = load_causal_lm(source, dtype, key)
         head = head_of(model)
@@ -204,17 +207,13 @@ def _entries(source: ModelSource, key: str) -> dict[str, TensorEntry]:
         raise UserError(f"{key}: {error}") from None
 
 
-def _head_tensors(source: ModelSource, config: Any, key: str) -> dict[str, tuple[str, TensorEntry]] | None:
+def _head_tensors(source: ModelSource, dtype: torch.dtype, key: str) -> dict[str, tuple[str, TensorEntry]] | None:
     """Return where the head's weight and bias lie, by kind, or None where the files do not tell.
 
     Raises:
         UserError: one has another shape than the configuration says.
     """
-    try:
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config, trust_remote_code=source.trust_remote_code)
-    except Exception as error:  # whatever a model's class says of a configuration that makes no model
-        raise UserError(f"{key}: {_unreadable(source, error)}") from None
+    model = without_weights(source, dtype, key)
     output = model.get_output_embeddings()
     if output is None:
         return None

@@ -154,6 +154,14 @@ def test_an_expert_that_differs_from_the_others_is_named(saved):
     assert "above report" not in str(caught.value)
 
 
+def test_a_config_that_makes_no_model_is_refused(saved):
+    _, path = saved()
+    edit_config(path, hidden_act="no_such_activation")
+    for read in (load, lambda path: load_head(resolve_source(str(path)), torch.float32, "teacher.model")):
+        with pytest.raises(UserError, match="teacher.model: .* cannot be loaded: .*no_such_activation"):
+            read(path)
+
+
 def test_a_head_of_another_shape_is_named_when_it_is_read_alone(saved):
     _, path = saved("phi")
     edit_config(path, vocab_size=99)
