@@ -35,9 +35,16 @@ from scale_tables import polls_per_second  # noqa: E402
 
 from disaggkd_cli.config import TransportConfig  # noqa: E402
 from disaggkd_cli.config.links import links_of_ranks  # noqa: E402
-from disaggkd_cli.transport import Identity, TeacherPool, open_store, rendezvous, serve  # noqa: E402
-from disaggkd_cli.transport import pool as pool_module  # noqa: E402
+from disaggkd_cli.transport import (  # noqa: E402
+    Identity,
+    TeacherPool,
+    discovery,  # noqa: E402
+    open_store,
+    rendezvous,
+    serve,
+)
 from disaggkd_cli.transport import server as server_module  # noqa: E402
+from disaggkd_cli.transport.announced import Invitations, Roster  # noqa: E402
 from disaggkd_cli.transport.neighbours import neighbouring  # noqa: E402
 
 LAYOUTS = ("1x1", "1x7", "4x4", "4x28", "8x8", "16x16")
@@ -138,16 +145,16 @@ def student_rank(endpoint: str, index: int, students: int, teachers: int, links:
         end.wait(WAIT)
         pool.close()
         return
-    known: dict[int, Identity] = {}
+    roster = Roster(store, print)
     seen, version = None, -1
     found: dict[int, Identity] = {}
     while not end.is_set():
         if (now_at := rendezvous.roster_version(store)) != version:
-            version, found = now_at, rendezvous.announced_teachers(store, known)
+            version, found = now_at, roster.read()
         if seen is None and len(found) >= teachers:
             seen = time.monotonic() - began
             results.put((processor_seconds() - spent, seen, None))
-        end.wait(pool_module._DISCOVERY_SECONDS)
+        end.wait(discovery._DISCOVERY_SECONDS)
 
 
 def teacher_rank(endpoint: str, index: int, links: bool, start: object, end: object) -> None:
@@ -163,11 +170,12 @@ def teacher_rank(endpoint: str, index: int, links: bool, start: object, end: obj
               student_wait=WAIT, stop=stop)  # fmt: skip
         return
     number, last = rendezvous.announce_teacher(store, identity), time.monotonic()
+    invitations = Invitations(store, number, print)
     while not end.is_set():
         if time.monotonic() - last >= rendezvous.HEARTBEAT_SECONDS:
             rendezvous.record_heartbeat(store, number)
             last = time.monotonic()
-        rendezvous.new_invitations(store, number, 0)
+        invitations.next()
         rendezvous.student_end(store)
         end.wait(server_module._WATCH_SECONDS)
 

@@ -19,6 +19,11 @@ _MENDS = {
 }
 
 
+MAX_BYTES = 16 * 1024
+MAX_FIELD = 1024
+"""Bytes of an identity, and characters of a field of one, that are believed of a peer."""
+
+
 @dataclass(frozen=True)
 class Identity:
     """What each side says about itself in the handshake.
@@ -51,6 +56,8 @@ class Identity:
             ProtocolError: when it is not the flat record that `encode` writes.
         """
         try:
+            if len(data) > MAX_BYTES:
+                raise ValueError(f"{len(data)} bytes, at most {MAX_BYTES} are read")
             record = json.loads(data)
             version = record.get("protocol_version") if isinstance(record, dict) else None
             if version != PROTOCOL_VERSION and isinstance(version, int):
@@ -58,8 +65,12 @@ class Identity:
             expected = {field.name: int if field.type == "int" else str for field in fields(Identity)}
             if set(record) != set(expected) or any(type(record[name]) is not kind for name, kind in expected.items()):
                 raise ValueError("unexpected fields")
+            if any(
+                len(value) > MAX_FIELD or not value.isprintable() for value in record.values() if type(value) is str
+            ):
+                raise ValueError(f"a text of more than {MAX_FIELD} characters, or with some that do not print")
             return Identity(**record)
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             raise ProtocolError(f"the peer's introduction is not readable: {error}") from error
 
 

@@ -24,7 +24,7 @@ from disaggkd_cli.transport.identity import Identity, compare_identities
 from disaggkd_cli.transport.ledger import Ledger, OutgoingRequest, State
 from disaggkd_cli.transport.neighbours import Neighbourhood
 from disaggkd_cli.transport.protocol import StopReason
-from disaggkd_cli.transport.rendezvous import begin_student, end_student, heartbeat_count, store_endpoint
+from disaggkd_cli.transport.rendezvous import begin_student, end_student, store_endpoint
 from disaggkd_cli.transport.slots import Slot
 from disaggkd_cli.transport.student_link import StudentLink, TeacherRecord
 
@@ -162,7 +162,7 @@ class TeacherPool:
         ending = self.leader and reason in (StopReason.FINISHED, StopReason.STOPPED)
         if ending:
             try:
-                end_student(self._store, reason.name.lower())
+                end_student(self._discovery.store, reason.name.lower())
             except RuntimeError as error:
                 self.log(f"could not leave word at the rendezvous: {error}")
         for link in links:
@@ -361,7 +361,7 @@ class TeacherPool:
         """Return whether there is any link."""
         return bool(self._links)
 
-    def seek(self, numbers: list[int]) -> None:
+    def seek(self, numbers: list[int], heartbeat: Callable[[int], int]) -> None:
         """Form links to those of these teachers that have none and have a heartbeat."""
         for number in numbers:
             record = self._records[number]
@@ -369,7 +369,7 @@ class TeacherPool:
                 continue
             record.looked_at = time.monotonic()
             if record.lost_at is not None:
-                alive = heartbeat_count(self._store, number)
+                alive = heartbeat(number)
                 if record.alive_at_loss is None:
                     record.alive_at_loss = alive
                 if alive == record.alive_at_loss:

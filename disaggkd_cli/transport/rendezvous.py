@@ -28,6 +28,8 @@ from disaggkd_cli.transport.errors import LinkLost
 from disaggkd_cli.transport.identity import Identity
 
 HEARTBEAT_SECONDS = 1.0
+MOST_TEACHERS = 20_000
+"""Numbers of teachers, with those that came again, that a rank looks at; a counter beyond that is not believed."""
 _POLL_SECONDS = 0.05
 _ROOT = "disaggkd/"
 
@@ -89,8 +91,14 @@ def store_endpoint(store: dist.Store) -> str:
 
 
 def announce_teacher(store: dist.Store, identity: Identity) -> int:
-    """Announce a teacher rank and return its number."""
+    """Announce a teacher rank and return its number.
+
+    Raises:
+        RunError: somebody counted up what counts teachers; a student rank puts that right, so try again.
+    """
     number = store.add(_ROOT + "teachers", 1) - 1
+    if not 0 <= number < MOST_TEACHERS:
+        raise RunError(f"the rendezvous gives number {number} to a teacher, {MOST_TEACHERS} at most are looked at")
     store.set(f"{_ROOT}teacher/{number}/identity", identity.encode())
     record_heartbeat(store, number)
     store.add(_ROOT + "changes", 1)
@@ -109,7 +117,7 @@ def withdraw_teacher(store: dist.Store, number: int) -> None:
 
 
 def roster_version(store: dist.Store) -> int:
-    """Return a number that is another one whenever `announced_teachers` may answer otherwise."""
+    """Return a number that is another one whenever a teacher came or withdrew."""
     return store.add(_ROOT + "changes", 0)
 
 
@@ -118,21 +126,24 @@ def heartbeat_count(store: dist.Store, number: int) -> int:
     return store.add(f"{_ROOT}teacher/{number}/alive", 0)
 
 
-def announced_teachers(store: dist.Store, known: dict[int, Identity]) -> dict[int, Identity]:
-    """Return the teachers announced so far, by number, less those that withdrew.
+def teachers_key() -> str:
+    """Return the key that counts the announced teachers."""
+    return _ROOT + "teachers"
 
-    Identities once read are kept in `known` and not read again.
-    """
-    found = {}
-    for number in range(store.add(_ROOT + "teachers", 0)):
-        key = f"{_ROOT}teacher/{number}/"
-        if number not in known:
-            if not store.check([key + "identity"]):
-                continue
-            known[number] = Identity.decode(store.get(key + "identity"))
-        if not store.check([key + "withdrawn"]):
-            found[number] = known[number]
-    return found
+
+def changes_key() -> str:
+    """Return the key that counts changes of the roster."""
+    return _ROOT + "changes"
+
+
+def teacher_key(number: int, what: str) -> str:
+    """Return the key of what a teacher says: `identity`, `withdrawn`."""
+    return f"{_ROOT}teacher/{number}/{what}"
+
+
+def invitation_keys(number: int, generation: int) -> tuple[str, str]:
+    """Return the keys of a teacher's count of invitations, and of one of them."""
+    return f"{_ROOT}teacher/{number}/invitations", f"{_ROOT}teacher/{number}/invitation/{generation}"
 
 
 def invite_teacher(store: dist.Store, number: int, student: Identity) -> int:
@@ -155,17 +166,6 @@ def await_acceptance(store: dist.Store, number: int, generation: int, timeout: f
         time.sleep(_POLL_SECONDS)
 
 
-def new_invitations(store: dist.Store, number: int, answered: int) -> list[tuple[int, Identity]]:
-    """Return (generation, student) of the invitations after the first `answered` ones, oldest first."""
-    fresh = []
-    for generation in range(answered + 1, store.add(f"{_ROOT}teacher/{number}/invitations", 0) + 1):
-        key = f"{_ROOT}teacher/{number}/invitation/{generation}"
-        if not store.check([key]):
-            break
-        fresh.append((generation, Identity.decode(store.get(key))))
-    return fresh
-
-
 def accept_invitation(store: dist.Store, number: int, generation: int) -> None:
     """Tell the student that this teacher now forms the link."""
     store.set(f"{_ROOT}teacher/{number}/accepted/{generation}", b"1")
@@ -184,7 +184,8 @@ def end_student(store: dist.Store, reason: str) -> None:
 def student_end(store: dist.Store) -> str:
     """Return why the student ended, or an empty text while it has not."""
     key = _ROOT + "student/ended"
-    return store.get(key).decode() if store.check([key]) else ""
+    reason = store.get(key).decode(errors="replace") if store.check([key]) else ""
+    return reason if reason in ("finished", "stopped") else ""
 
 
 def begin_student(store: dist.Store) -> None:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from disaggkd_cli.addresses import resolve_bind
 from disaggkd_cli.errors import RunError, UserError
+from disaggkd_cli.transport.announced import Invitations
 from disaggkd_cli.transport.answers import MOST_FAILURES, Answerer, Reply
 from disaggkd_cli.transport.backends import describe_device
 from disaggkd_cli.transport.connections import StoreConnections
@@ -29,7 +30,6 @@ from disaggkd_cli.transport.protocol import Header, Kind, Request, StopReason
 from disaggkd_cli.transport.rendezvous import (
     HEARTBEAT_SECONDS,
     announce_teacher,
-    new_invitations,
     record_heartbeat,
     store_endpoint,
     student_end,
@@ -288,7 +288,7 @@ class TeacherServer:
     # The rendezvous
 
     def _watch(self) -> None:
-        store, connections, number, answered, last_heartbeat = None, None, -1, 0, 0.0
+        store, connections, invitations, number, last_heartbeat = None, None, None, -1, 0.0
         lost_since = time.monotonic()
         while not self._leaving:
             try:
@@ -296,16 +296,18 @@ class TeacherServer:
                     store = self._connect()
                     connections = StoreConnections(store)
                     self.bind = resolve_bind(self._bind, store_endpoint(store))
-                    number, answered = announce_teacher(store, self.identity), 0
+                    number = announce_teacher(store, self.identity)
+                    invitations = Invitations(store, number, lambda line: self._log(f"{self.identity.role}: {line}"))
                     self._log(f"{self.identity.role} announced itself as number {number}")
                 if time.monotonic() - last_heartbeat >= HEARTBEAT_SECONDS:
                     record_heartbeat(store, number)
                     last_heartbeat = time.monotonic()
-                for generation, student in new_invitations(store, number, answered):
+                while (invitation := invitations.next()) is not None:
                     connection = connections.borrow()
                     if connection is None:
                         break  # as many links form already as may; the others are answered at the next look
-                    answered = generation
+                    generation, student = invitation
+                    invitations.answered(generation)
                     TeacherLink(
                         self, next(self._link_numbers), generation, student, connections, connection, number
                     ).start()

@@ -349,6 +349,35 @@ def test_a_request_that_fails_everywhere_ends_the_run_with_the_cause(exchange):
         ids_of(ring)
 
 
+def test_one_faulty_teacher_does_not_fail_a_run_that_has_an_honest_one(exchange):
+    """However often it comes back: what one teacher alone answers badly speaks against that teacher."""
+    for _ in range(2):
+        exchange.teacher("teacher 0", forward=lambda request: hidden_of(request) * float("nan"))
+    pool = exchange.pool()
+    wait_until(lambda: pool.teachers == 2)
+    ring = ring_over(pool, [make_request(n) for n in range(8)])
+    wait_until(lambda: pool.teachers == 0, seconds=20)  # four bad replies, and both are quarantined
+    exchange.teacher("teacher 1")
+    assert ids_of(ring) == list(range(8))
+    assert sum("bad reply" in line for line in pool.events) >= 4
+
+
+def test_what_the_only_teacher_answers_badly_fails_the_run_once_nobody_else_came(exchange):
+    bad = 0
+
+    def forward(request):
+        nonlocal bad
+        bad += request.request_id == 1
+        if request.request_id == 1 and bad > 1:
+            time.sleep(0.6)
+        return hidden_of(request) * (float("nan") if request.request_id == 1 else 1)
+
+    exchange.teacher("teacher 0", forward=forward)
+    ring = ring_over(exchange.pool(teacher_wait=0.5), [make_request(n) for n in range(3)])
+    with pytest.raises(RunError, match="request 1 was answered badly 2 times, by teacher 0.*not finite"):
+        ids_of(ring)
+
+
 def test_a_teacher_whose_forwards_all_fail_gives_up(exchange):
     def forward(request):
         raise RuntimeError("broken for good")
