@@ -161,6 +161,19 @@ def report(
 
 
 @app.command()
+def export(
+    run_dir: Annotated[str, typer.Argument(metavar="RUN_DIR", help="Directory of a run.")],
+    step: Annotated[int | None, typer.Option(help="Of which checkpoint; the newest valid one without.")] = None,
+    dtype: Annotated[str | None, typer.Option(metavar="DTYPE", help="bfloat16, float16 or float32.")] = None,
+    output: Annotated[str | None, typer.Option("--output", "-o", metavar="DIR", help="Where to.")] = None,
+) -> None:
+    """Write a checkpoint of a run as a model directory to publish, with a model card."""
+    from disaggkd_cli.export_command import export_command
+
+    export_command(run_dir, step, dtype, output)
+
+
+@app.command()
 def init(
     recipe: Annotated[str | None, typer.Argument(metavar="[RECIPE]", help="Which one; --list names them.")] = None,
     output: Annotated[str | None, typer.Option("--output", "-o", metavar="FILE", help="Default: RECIPE.yaml.")] = None,

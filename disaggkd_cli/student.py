@@ -15,6 +15,7 @@ from disaggkd_cli.errors import DisaggkdError, SavedAndResumable, UserError
 from disaggkd_cli.launch import Place, threads_for
 from disaggkd_cli.layouts import AUTO, PIPELINE
 from disaggkd_cli.layouts.stages import idle_for_want_of_requests
+from disaggkd_cli.models.load import DTYPES
 from disaggkd_cli.runtime import init_group, logger, meet, set_up
 from disaggkd_cli.training.build import build_components, build_module, open_source
 from disaggkd_cli.training.checkpoint import Checkpointer, load_training_state
@@ -23,6 +24,7 @@ from disaggkd_cli.training.loop import Training, train
 from disaggkd_cli.training.metrics import MetricsLog, read_metrics
 from disaggkd_cli.training.process import StopSignals
 from disaggkd_cli.training.progress import RunProgress
+from disaggkd_cli.training.publish import card_of, push_to_hub
 from disaggkd_cli.training.resume import choose_checkpoint
 from disaggkd_cli.training.run_directory import RunDirectory, Status, write_environment
 from disaggkd_cli.training.schedule import WorkPlan
@@ -51,7 +53,8 @@ def run_student(config: Config, place: Place, directory: RunDirectory, resume: s
     record()
     try:
         _run(config, place, directory, resume, status, record)
-        status.state, status.exit_code, status.reason, status.resumable = "finished", 0, "all steps done", False
+        done = "; ".join(filter(None, ("all steps done", status.reason)))
+        status.state, status.exit_code, status.reason, status.resumable = "finished", 0, done, False
     except SavedAndResumable as stop:
         status.state, status.exit_code, status.reason, status.resumable = "stopped", stop.exit_code, str(stop), True
         raise
@@ -129,12 +132,15 @@ def _run(
             pool.close(reason)
         if metrics is not None:
             metrics.close()
-    export_student(module.model, components.tokenizer, directory.export, torch.float32)
+    card = card_of(config, directory, run.done) if leader else ""
+    export_student(module.model, components.tokenizer, directory.export, DTYPES[config.export.dtype], card)
     if evaluations:
         progress.before_and_after(evaluations[min(evaluations)], evaluations[max(evaluations)])
     log(f"the student lies in {directory.export}")
     dist.barrier()
     dist.destroy_process_group()
+    if leader:
+        status.reason = push_to_hub(config, directory.export, log)
 
 
 def _idle_stages(config: Config) -> str:

@@ -33,6 +33,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "transport.dtype": tuple(FORMATS),
     "transport.backend": ("auto", "gloo", "nccl"),
     "launch.device": ("auto", "cpu", "cuda"),
+    "export.dtype": ("bfloat16", "float16", "float32"),
 }
 """The keys that take one of a few words, and the words."""
 
@@ -323,6 +324,20 @@ class LaunchConfig:
 
 
 @dataclass
+class ExportConfig:
+    """The finished student as a Hugging Face model directory, with a model card written from the run."""
+
+    dtype: str = "bfloat16"
+    """Of its weights: bfloat16, float16 or float32. Master weights stay in the checkpoints, in float32."""
+
+    push_to_hub: str | None = None
+    """A repository of the model hub, such as me/my-student, to upload the directory to when the run is done."""
+
+    private: bool = True
+    """Whether a repository that `push_to_hub` makes is private."""
+
+
+@dataclass
 class HardwareConfig:
     """What `plan` assumes; a run itself ignores it."""
 
@@ -377,6 +392,7 @@ class Config:
     train: TrainConfig = field(default_factory=TrainConfig)
     transport: TransportConfig = field(default_factory=TransportConfig)
     launch: LaunchConfig = field(default_factory=LaunchConfig)
+    export: ExportConfig = field(default_factory=ExportConfig)
     hardware: HardwareConfig = field(default_factory=HardwareConfig)
 
     @property

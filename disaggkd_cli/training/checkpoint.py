@@ -23,7 +23,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.checkpoint import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
-from torch.distributed.checkpoint.state_dict import get_state_dict
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_state_dict
 
 from disaggkd_cli import files
 from disaggkd_cli.errors import RunError, UserError
@@ -187,15 +187,34 @@ def training_state(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[
     the config.
     """
     parameters, optimizer_state = get_state_dict(module, optimizer)
+    state = _listed_once(parameters)
+    for name, entries in optimizer_state["state"].items():
+        for key, tensor in entries.items():
+            state[f"optimizer.{name}.{key}"] = tensor
+    return state
+
+
+def load_weights(checkpoint: Checkpoint, model: nn.Module) -> None:
+    """Read a checkpoint's weights into a student that is whole, in place. Needs no process group.
+
+    Raises:
+        UserError: when it belongs to a student of other shapes.
+    """
+    parameters = get_model_state_dict(nn.ModuleDict({"model": model}))
+    reader = HuggingFaceStorageReader(str(checkpoint.directory))
+    try:
+        dcp.load(_listed_once(parameters), storage_reader=reader, no_dist=True)
+    except (Exception, CheckpointException) as error:  # the latter is no Exception
+        raise UserError(f"{checkpoint.directory}: does not fit this student ({_cause(error)})") from error
+
+
+def _listed_once(parameters: dict[str, Tensor]) -> dict[str, Tensor]:
     state: dict[str, Tensor] = {}
     seen: set[int] = set()
     for name, tensor in parameters.items():
         if id(tensor) not in seen:
             seen.add(id(tensor))
             state[f"student.{name}"] = tensor
-    for name, entries in optimizer_state["state"].items():
-        for key, tensor in entries.items():
-            state[f"optimizer.{name}.{key}"] = tensor
     return state
 
 

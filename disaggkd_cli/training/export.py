@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
+import os
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from transformers import AutoModelForCausalLM
 
@@ -17,22 +18,30 @@ from disaggkd_cli.errors import RunError
 from disaggkd_cli.models.lora import has_adapters, merged_state, save_adapters
 
 
-def export_student(model: nn.Module, tokenizer: Any, directory: Path, dtype: torch.dtype) -> None:
-    """Gather the student on rank 0 and write it, written aside and renamed. Collective over all student ranks.
+def export_student(model: nn.Module, tokenizer: Any, directory: Path, dtype: torch.dtype, card: str = "") -> None:
+    """Gather the student on rank 0 and write it (see `write_student`). Collective over all student ranks."""
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    state = get_model_state_dict(model, options=options)
+    if dist.get_rank() == 0:
+        write_student(model, state, tokenizer, directory, dtype, card)
+
+
+def write_student(
+    model: nn.Module, state: dict[str, Tensor], tokenizer: Any, directory: Path, dtype: torch.dtype, card: str = ""
+) -> None:
+    """Write the student as a model directory, aside and then renamed, after loading it back from there.
 
     Args:
-        model: the (sharded) causal LM.
+        model: the causal LM; where it is sharded only its configuration and buffers are read.
+        state: its whole state dict, on the CPU.
         tokenizer: saved beside it.
         directory: where to; replaced when it exists.
         dtype: of the weights on disk.
+        card: what becomes `README.md`; empty writes none.
 
     Raises:
         RunError: when it cannot be written, or does not load back to the same weights.
     """
-    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-    state = get_model_state_dict(model, options=options)
-    if dist.get_rank() != 0:
-        return
     try:
         with files.replacing(directory) as aside:
             plain = merged_state(model, state) if has_adapters(model) else state
@@ -42,12 +51,24 @@ def export_student(model: nn.Module, tokenizer: Any, directory: Path, dtype: tor
             _compare(whole, aside)
             if has_adapters(model):
                 save_adapters(model, state, aside / "adapters")
+            if card:
+                (aside / "README.md").write_text(card, encoding="utf-8")
+            _modes_by_umask(aside)
     except OSError as error:
         raise RunError(f"the student could not be written to {directory}: {error}") from error
 
 
-def _whole_model(model: nn.Module, state: dict[str, torch.Tensor], dtype: torch.dtype) -> nn.Module:
+def _modes_by_umask(directory: Path) -> None:
+    """Give each file the mode that any new file here gets; safetensors makes files that only their owner reads."""
+    umask = os.umask(0)
+    os.umask(umask)
+    for path in directory.rglob("*"):
+        path.chmod((0o777 if path.is_dir() else 0o666) & ~umask)
+
+
+def _whole_model(model: nn.Module, state: dict[str, Tensor], dtype: torch.dtype) -> nn.Module:
     config = copy.deepcopy(model.config)
+    config.name_or_path = ""  # it is no copy of what it began as, and a path of this machine is nobody's business
     with torch.device("meta"):
         whole = AutoModelForCausalLM.from_config(config, dtype=dtype)
     whole.to_empty(device="cpu")

@@ -58,6 +58,14 @@ def settle_layers(config: Config, train: TrainingTexts, directory: Path, log: Ca
     log(f"student.from_teacher.layers=best_{best} is {section.layers}")
 
 
+def recorded_layers(directory: Path) -> list[int] | None:
+    """Return the layers that a run in `directory` settled on, or None where it has none on record."""
+    try:
+        return json.loads((directory / "layers.json").read_text(encoding="utf-8"))["layers"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
 def _chosen(
     config: Config, source: Any, best: int, train: TrainingTexts, kept: Path, log: Callable[[str], None]
 ) -> list[int]:

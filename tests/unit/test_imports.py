@@ -22,7 +22,7 @@ LEVELS = [
     {"launch"},
     {"runtime", "supervise"},
     {"replica"},
-    {"teacher", "student", "report"},
+    {"teacher", "student", "report", "export_command"},
     {"bench", "checks", "recipes", "environment"},
     {"jobs"},
     {"cli"},

@@ -1,0 +1,81 @@
+"""`disaggkd export`: any checkpoint of a run as a model directory, without ranks and without the teacher's forward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from torch.distributed.checkpoint.state_dict import get_model_state_dict
+
+from disaggkd_cli.config import load
+from disaggkd_cli.data import load_tokenizer
+from disaggkd_cli.errors import UserError
+from disaggkd_cli.models import build_student
+from disaggkd_cli.models.load import DTYPES
+from disaggkd_cli.training.checkpoint import (
+    Checkpoint,
+    load_weights,
+    newest_checkpoint,
+    read_checkpoint,
+    step_directory,
+)
+from disaggkd_cli.training.export import write_student
+from disaggkd_cli.training.layer_choice import recorded_layers
+from disaggkd_cli.training.publish import card_of
+from disaggkd_cli.training.run_directory import RunDirectory
+
+
+def export_command(
+    run_dir: str, step: int | None, dtype: str | None, output: str | None, log: Callable[[str], None] = print
+) -> Path:
+    """Write the checkpoint of `step` (by default the newest valid one) as a model directory and return where.
+
+    Args:
+        run_dir: of the run.
+        step: which checkpoint.
+        dtype: of the weights; by default the run's `export.dtype`.
+        output: where to; by default `student` in the run's directory, or `student_step_N` for a named step.
+        log: takes lines for a person.
+
+    Raises:
+        UserError: no run, no such checkpoint, a damaged one, an unknown dtype, or an output that is there already.
+        RunError: it cannot be written.
+    """
+    directory = RunDirectory(Path(run_dir).expanduser())
+    if not directory.config.is_file():
+        raise UserError(f"{run_dir}: holds no config.yaml, so it is no run's directory")
+    config = load(directory.config)
+    wanted = dtype or config.export.dtype
+    if wanted not in DTYPES:
+        raise UserError(f"--dtype {wanted}: must be one of {', '.join(DTYPES)}")
+    checkpoint = _checkpoint(directory, step, log)
+    target = Path(output).expanduser() if output else directory.export if step is None else _named(directory, step)
+    if output and target.exists():
+        raise UserError(f"--output {output}: is there already; choose another directory")
+    layers = recorded_layers(directory.root)
+    if config.student.from_teacher is not None and layers is not None:
+        config.student.from_teacher.layers = layers
+    model = build_student(config)
+    load_weights(checkpoint, model)
+    card = card_of(config, directory, checkpoint.step)
+    tokenizer = load_tokenizer(config.student.model or config.teacher.model)
+    write_student(model, get_model_state_dict(model), tokenizer, target, DTYPES[wanted], card)
+    log(f"{target}: the student after step {checkpoint.step}, {wanted}")
+    return target
+
+
+def _named(directory: RunDirectory, step: int) -> Path:
+    return directory.root / f"student_step_{step}"
+
+
+def _checkpoint(directory: RunDirectory, step: int | None, log: Callable[[str], None]) -> Checkpoint:
+    if step is None:
+        found = newest_checkpoint(directory.checkpoints, log)
+        if found is None:
+            raise UserError(f"{directory.root}: has no valid checkpoint to export")
+        return found
+    named = step_directory(directory.checkpoints, step)
+    if not named.is_dir():
+        there = sorted(int(path.name.removeprefix("step_")) for path in directory.checkpoints.glob("step_*"))
+        raise UserError(f"--step {step}: there is no such checkpoint; there are {', '.join(map(str, there)) or 'none'}")
+    return read_checkpoint(named)
