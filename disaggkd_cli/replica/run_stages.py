@@ -185,7 +185,13 @@ def _teach(
     verified = VerifiedTeacher(teacher.source, backbone, teacher.vocabulary_size, teacher.hidden_size)
     verify_packed_documents(config, verified)
 
+    beside = torch.cuda.Stream(device) if device.type == "cuda" else None
+
     def forward(request: Request) -> Tensor:
+        if beside is not None:
+            # Each serving thread's own setting: what it copies and encodes must not queue behind this stage's forward.
+            torch.cuda.set_device(device)
+            torch.cuda.set_stream(beside)
         ids = request.input_ids
         if ids.numel() and not (0 <= int(ids.min()) and int(ids.max()) < teacher.vocabulary_size):
             raise ValueError(f"request {request.request_id} has token ids outside of 0 … {teacher.vocabulary_size - 1}")

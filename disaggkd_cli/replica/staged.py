@@ -1,7 +1,7 @@
 """A teacher divided into stages: proved on a small model of its class, read stage by stage, divided by measurements.
 
 The layers are dealt out by how many parameters a token meets in each. Then every stage measures its layers on a full
-micro-batch; where another division makes the slowest stage faster by more than `_WORTH_MOVING`, the stages are read
+micro-batch; where another division makes the slowest stage faster by more than `WORTH_MOVING`, the stages are read
 once more. Which rank holds a layer changes no bit, so measurements may differ from start to start.
 """
 
@@ -18,7 +18,7 @@ from torch import nn
 from disaggkd_cli.config import Config
 from disaggkd_cli.errors import RunError, UserError
 from disaggkd_cli.layouts import Layout, facts_of, require
-from disaggkd_cli.layouts.stages import describe, divide_layers, heaviest
+from disaggkd_cli.layouts.stages import describe, divide_layers, heaviest, measured_division
 from disaggkd_cli.models import model_fingerprint, require_attention, resolve_source
 from disaggkd_cli.models.load import DTYPES, ModelSource, without_weights
 from disaggkd_cli.models.load_stage import layer_costs, layer_seconds, load_stage, stage_bytes
@@ -26,8 +26,6 @@ from disaggkd_cli.models.stages import Anatomy, Stage, prove_stages
 from disaggkd_cli.models.values import verify_weights
 from disaggkd_cli.replica.world import World
 from disaggkd_cli.transport.identity import Identity
-
-_WORTH_MOVING = 0.05
 
 logger = logging.getLogger("disaggkd")
 
@@ -85,17 +83,16 @@ def load_staged_teacher(config: Config, device: torch.device, world: World, iden
     stage = load()
     identities = _agree(world, source, stage, anatomy, model, identity)
     seconds = _measure(config, world, stage, anatomy, vocabulary, width)
-    better = divide_layers(seconds, world.size)
-    gain = heaviest(seconds, division) / heaviest(seconds, better) - 1
-    now, then = (f"slowest {1000 * heaviest(seconds, one):.3g} ms" for one in (division, better))
+    ideal = divide_layers(seconds, world.size)
+    now, then = (f"slowest {1000 * heaviest(seconds, one):,.1f} ms" for one in (division, ideal))
     logger.info("stages by parameters: %s (%s)", describe(division), now)
-    logger.info("stages by measured time: %s (%s)", describe(better), then)
-    if better != division and gain > _WORTH_MOVING:
-        division = better
+    logger.info("stages by measured time: %s (%s)", describe(ideal), then)
+    division, gain = measured_division(seconds, division)
+    if gain:
         del stage
         stage = load()
         _agree(world, source, stage, anatomy, model, identity)
-        logger.info("layers moved once: the slowest stage takes %.0f%% less", 100 * gain / (1 + gain))
+        logger.info("layers moved once: the slowest stage takes %.0f%% less", 100 * gain)
     logger.info(
         "%s holds layers %d-%d of %d, %.3f GiB", world.name, division[world.rank][0], division[world.rank][1] - 1,
         len(costs), stage_bytes(stage) / 2**30,

@@ -5,7 +5,14 @@ import random
 
 import pytest
 
-from disaggkd_cli.layouts.stages import describe, divide_layers, heaviest, idle_for_want_of_requests
+from disaggkd_cli.layouts.stages import (
+    WORTH_MOVING,
+    describe,
+    divide_layers,
+    heaviest,
+    idle_for_want_of_requests,
+    measured_division,
+)
 
 
 def every_division(count: int, stages: int):
@@ -60,3 +67,11 @@ def test_words():
 def test_a_ring_too_shallow_for_the_stages_is_said(depth, students, stages, replicas, wanted):
     said = idle_for_want_of_requests(depth, students, stages, replicas)
     assert said.endswith(f"set transport.ring_depth={wanted}") if wanted else said == ""
+
+
+def test_layers_move_only_where_that_is_worth_it():
+    even = ((0, 2), (2, 4))
+    assert measured_division([1.0, 1.0, 1.0, 1.0], even) == (even, 0.0)
+    assert measured_division([3.0, 1.0, 1.0, 1.0], even) == (((0, 1), (1, 4)), 0.25)
+    slightly = 1 + WORTH_MOVING / 2
+    assert measured_division([slightly, 1.0, 1.0, 1.0, 1.0, 1.0], ((0, 2), (2, 4), (4, 6)))[1] == 0.0
