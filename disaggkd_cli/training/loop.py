@@ -23,6 +23,7 @@ from disaggkd_cli.training.process import StopSignals, peak_memory_bytes
 from disaggkd_cli.training.progress import RunProgress
 from disaggkd_cli.training.schedule import WorkPlan, learning_rate
 from disaggkd_cli.training.sources import HiddenStateSource, TeacherRows
+from disaggkd_cli.training.stage_record import stage_idle_shares
 from disaggkd_cli.training.student_module import StudentModule
 from disaggkd_cli.transport import TeachersLost
 from disaggkd_cli.transport.meter import name_bottleneck
@@ -166,6 +167,8 @@ def _record(
     }
     if figures.teachers:
         line["teachers"] = figures.teachers
+        if run.metrics is not None and (idle := stage_idle_shares(run.config)):
+            line["stage_idle_share"] = idle
     if run.metrics is not None:
         run.metrics.write(run.done, line)
     run.progress.step(run.done, line)

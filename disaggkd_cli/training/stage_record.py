@@ -7,6 +7,10 @@ import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from disaggkd_cli.config import Config
+from disaggkd_cli.layouts import AUTO, PIPELINE
+from disaggkd_cli.training.run_directory import RunDirectory
+
 
 @dataclass(frozen=True)
 class StageRecord:
@@ -49,3 +53,11 @@ def read_stage_records(logs: Path) -> list[StageRecord]:
         except (OSError, ValueError, TypeError):
             continue
     return found
+
+
+def stage_idle_shares(config: Config) -> dict[str, float]:
+    """Return by rank how idle the stages of this run's teachers say they are, as far as they write where it does."""
+    if config.teacher.ranks_per_replica == 1 or config.teacher.parallelism not in (AUTO, PIPELINE):
+        return {}
+    logs = RunDirectory(Path(config.run_dir).expanduser()).logs
+    return {record.rank: record.idle_share for record in read_stage_records(logs)}
