@@ -204,7 +204,8 @@ from disaggkd_cli.models.load_stage import load_stage, stage_bytes
 from disaggkd_cli.models.stages import prove_stages
 
 def peak():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    # Not getrusage, whose figure a child takes over from its parent.
+    return int(open("/proc/self/status").read().split("VmHWM:")[1].split()[0]) * 1024
 
 source = resolve_source(sys.argv[1])
 model = without_weights(source, torch.bfloat16, "teacher.model")
@@ -243,7 +244,7 @@ def test_a_stage_of_a_large_model_reads_only_its_own_layers(tmp_path):
         grown, held = map(int, done.stdout.split()[-2:])
         assert held < size * 0.27
         print(f"layers {start_}-{stop - 1}: {held / 2**20:.0f} MiB of weights, {grown / 2**20:.0f} MiB more resident")
-        assert grown < held + room
+        assert held <= grown < held + room
     whole = [sys.executable, "-c", _READ_ONE_STAGE, str(tmp_path), limit, "0", "16"]
     done = subprocess.run(whole, capture_output=True, text=True, timeout=200, env=environment)
     assert done.returncode != 0, "the limit lets a whole model in, so it proves nothing"
