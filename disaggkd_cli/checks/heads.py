@@ -20,14 +20,15 @@ def check_teacher_head(subject: Subject) -> CheckResult:
 
 def check_student_head(subject: Subject) -> CheckResult:
     """Compare the student's logits with those of its split."""
-    return _compare(subject, subject.student, head_of(subject.student), "the student")
+    fresh = subject.config.student.from_config is not None
+    return _compare(subject, subject.student, head_of(subject.student), "the student", fresh=fresh)
 
 
 @torch.no_grad()
-def _compare(subject: Subject, model: nn.Module, head: Head, name: str) -> CheckResult:
+def _compare(subject: Subject, model: nn.Module, head: Head, name: str, *, fresh: bool = False) -> CheckResult:
     figure = describe(head)
     try:
-        verify_split(model, head_of(model), name)
+        verify_split(model, head_of(model), name, fresh=fresh)
     except UserError as error:
         return CheckResult(FAIL, figure, str(error))
     batch = subject.batch
