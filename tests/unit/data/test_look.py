@@ -2,10 +2,13 @@
 
 import datasets
 import pytest
+from typer.testing import CliRunner
 
+from disaggkd_cli.cli import app
 from disaggkd_cli.config import Config
 from disaggkd_cli.data import look_at_texts
 from disaggkd_cli.errors import UserError
+from tests.support.runs import TINY_TEACHER
 
 from .support import write_jsonl
 
@@ -51,3 +54,19 @@ def test_what_a_run_would_stumble_over_is_said(tmp_path, monkeypatch):
 
 def unreachable(name, config):
     raise ConnectionError(f"Couldn't reach {name} on the Hub")
+
+
+def test_dry_run_looks_at_the_texts(tmp_path):
+    config = tmp_path / "run.yaml"
+    config.write_text(
+        f"teacher: {{model: {TINY_TEACHER}}}\nstudent: {{model: {TINY_TEACHER}}}\nrun_dir: {tmp_path}/run\n"
+    )
+    alpaca = TINY_TEACHER.parent / "records" / "alpaca.jsonl"
+    command = ["run", str(config), "--dry-run", "data.eval=0.5", f"data.train={alpaca}"]
+    found = CliRunner().invoke(app, command, catch_exceptions=False)
+    assert found.exit_code == 0, found.output
+    assert "alpaca.jsonl (jsonl): the first 2 records are conversations" in found.output
+    assert "records are read in Alpaca's form" in found.output
+    bad = write_jsonl(tmp_path / "a.jsonl", [{"question": "q"}])
+    with pytest.raises(UserError, match="a.jsonl line 1: needs text"):
+        CliRunner().invoke(app, [*command, f"data.train={bad}"], catch_exceptions=False)
