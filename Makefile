@@ -3,8 +3,10 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 QUICKSTART_RUN ?= runs/quickstart
-# Tests start processes that wait for each other much of the time. Each file stays within one worker.
-PARALLEL ?= --numprocesses=2 --dist=loadfile
+# Each file stays within one worker. Those that take longest come first, so that both workers end together.
+PARALLEL ?= --numprocesses=2 --dist=loadfile --no-loadscope-reorder
+# What the suite reports beside failures.
+REPORT ?=
 
 .PHONY: help install quickstart quickstart-control test test-all chaos gpu-checks lint format wheel clean
 
@@ -34,10 +36,13 @@ quickstart-control: assets/quickstart.overrides  ## train the quickstart's stude
 	$(BIN)/python scripts/quickstart_table.py assets/smollm2-135m-instruct $(QUICKSTART_RUN)-control --record docs/quickstart_control.json
 
 test: install  ## the default suite
-	$(BIN)/python -m pytest $(PARALLEL)
+	$(BIN)/python -m pytest $(PARALLEL) $(REPORT)
 
-test-all: install  ## the default suite and the slow tests
-	$(BIN)/python -m pytest $(PARALLEL) -m 'slow or not slow'
+test-all: install  ## the default suite and the slow tests; of wrong changes to the code, whether each is noticed
+	$(BIN)/python -m pytest $(PARALLEL) $(REPORT) -m 'slow or not slow'
+
+mutants: install  ## wrong changes to the code: whether a test notices each
+	$(BIN)/python scripts/mutants.py
 
 chaos: install  ## a seeded soak of the transport with a fault every few seconds (5 to 6 minutes)
 	$(BIN)/python tests/distributed/support/transport_chaos.py 300 1

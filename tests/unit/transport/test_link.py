@@ -160,7 +160,7 @@ def done_by_a_teacher(posted_ahead, checksum=True, small=False):
         payloads=Payloads(), start_header=start_header, start_message=start_message, carries=lambda size: small
     )
     server = SimpleNamespace(
-        identity=Identity("teacher 0"), device=torch.device("cpu"), timeout=4, checksum=checksum,
+        identity=Identity("teacher 0"), device=torch.device("cpu"), timeout=4, checksum=checksum, cuda=None,
         faults=SimpleNamespace(at_payload=lambda payload, ready: payload),
         reply_gone=lambda link, buffer: done.append(f"free {buffer}"),
     )  # fmt: skip
