@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 
 import torch
+import transformers
 from torch import Tensor, nn
 
 from disaggkd_cli.config import Config
@@ -19,6 +20,7 @@ from disaggkd_cli.models.verified import VerifiedTeacher, load_verified_teacher
 from disaggkd_cli.runtime import logger, meet, set_up
 from disaggkd_cli.training.run_directory import RunDirectory
 from disaggkd_cli.transport import Identity, Request, Served, serve
+from disaggkd_cli.transport.probe import probe_of
 
 Forward = Callable[[Request], Tensor]
 
@@ -88,6 +90,8 @@ def serve_students(
         vocabulary_size=teacher.vocabulary_size,
         hidden_size=teacher.hidden_size,
         wire_dtype=config.transport.dtype,
+        probe=probe_of(forward, teacher.vocabulary_size, config.transport.dtype),
+        numerics=numerics_of(config, device),
     )
     wait = config.transport.teacher_wait
     met = [meet(config, place, timeout=wait)]
@@ -104,6 +108,16 @@ def serve_students(
         at_once=at_once,
         stop=stop,
         on_event=logger.info,
+    )
+
+
+def numerics_of(config: Config, device: torch.device) -> str:
+    """Return, for messages, what decides the bits that this teacher computes besides its weights."""
+    teacher = config.teacher
+    layout = f"{teacher.parallelism} over {teacher.ranks_per_replica}" if teacher.ranks_per_replica > 1 else "one rank"
+    return (
+        f"{teacher.dtype}, attention {teacher.attention}, {layout}, {torch.get_num_threads()} threads, {device.type}, "
+        f"torch {torch.__version__}, transformers {transformers.__version__}"
     )
 
 

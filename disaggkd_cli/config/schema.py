@@ -293,6 +293,10 @@ class TransportConfig:
     backend: str = "auto"
     """auto takes nccl between GPUs and gloo otherwise."""
 
+    mixed_teachers: bool = False
+    """Let teachers of the same weights serve that compute other bits than the first one (another dtype, attention
+    kernel, layout, number of threads, version): the run is then not reproducible bit for bit. Else they are refused."""
+
     links_per_rank: int = 4
     """Where there are twice as many teachers or more, a student rank links to 4 to 8 of them instead of to all."""
 

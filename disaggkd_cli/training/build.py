@@ -259,6 +259,7 @@ def open_source(
         rank=rank,
         ranks=config.student.ranks,
         links=transport.links_per_rank,
+        mixed=transport.mixed_teachers,
         device=device,
         backend=transport.backend,
         on_event=log,

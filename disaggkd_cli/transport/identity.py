@@ -30,7 +30,8 @@ class Identity:
 
     An empty text or a zero means "does not say" and is not compared (a teacher started on its own need not know the
     student's `run_id`). `role` is for messages only, such as `teacher 1` or `student 0`. `device` and `backend` say
-    how payloads may travel (`backends.describe_device`).
+    how payloads may travel (`backends.describe_device`). `probe` tells which bits a teacher computes (`probe`), and
+    `numerics`, for messages, what decides them.
     """
 
     role: str
@@ -43,6 +44,8 @@ class Identity:
     protocol_version: int = PROTOCOL_VERSION
     device: str = ""
     backend: str = ""
+    probe: str = ""
+    numerics: str = ""
 
     def encode(self) -> bytes:
         """Return the identity as UTF-8 JSON of flat texts and numbers."""

@@ -23,6 +23,7 @@ from disaggkd_cli.transport.errors import IncompatiblePeer, RequestsExhausted, T
 from disaggkd_cli.transport.identity import Identity, compare_identities
 from disaggkd_cli.transport.ledger import Ledger, OutgoingRequest, State
 from disaggkd_cli.transport.neighbours import Neighbourhood
+from disaggkd_cli.transport.probe import compare_probes, refuse_other_bits
 from disaggkd_cli.transport.protocol import StopReason
 from disaggkd_cli.transport.rendezvous import begin_student, end_student, store_endpoint
 from disaggkd_cli.transport.slots import Slot
@@ -53,6 +54,7 @@ class TeacherPool:
         rank, ranks: which student rank this is, of how many.
         links: where there are twice as many teachers or more, a rank links to some of them only, `links` to twice as
             many (`transport.links_per_rank`, see `neighbouring`).
+        mixed: teachers that compute other bits than the first one may serve too (`transport.mixed_teachers`).
         device: where this rank computes, and its rings' slots lie. Default: the CPU.
         backend: `transport.backend`, see `agree_on_backend`.
         on_event: called with one line when a link joins or dies, from a background thread.
@@ -70,6 +72,7 @@ class TeacherPool:
         rank: int = 0,
         ranks: int = 1,
         links: int = 4,
+        mixed: bool = False,
         device: torch.device | None = None,
         backend: str = "auto",
         on_event: Callable[[str], None] | None = None,
@@ -81,6 +84,7 @@ class TeacherPool:
         self.teacher_wait = teacher_wait
         self.bind = resolve_bind(bind, store_endpoint(store))
         self.leader = leader
+        self.mixed = mixed
         self._changed = threading.Condition()
         self._ledger = Ledger()
         self._failure: BaseException | None = None
@@ -138,9 +142,20 @@ class TeacherPool:
         return len(self._links)
 
     def stats(self) -> dict[str, dict]:
-        """Return by teacher role: requests, rows, received_bytes, idle_share (as it reports it), linked, backend."""
+        """Return by teacher role: requests, rows, received_bytes, idle_share (as it reports it), linked, backend,
+        strikes, blocked (why it may not serve), other_bits (than the first teacher's)."""
         with self._changed:
-            wanted = ("requests", "rows", "received_bytes", "idle_share", "linked", "backend", "strikes", "blocked")
+            wanted = (
+                "requests",
+                "rows",
+                "received_bytes",
+                "idle_share",
+                "linked",
+                "backend",
+                "strikes",
+                "blocked",
+                "other_bits",
+            )
             return {
                 f"{record.identity.role} #{number}": {key: asdict(record)[key] for key in wanted}
                 for number, record in self._records.items()
@@ -349,6 +364,11 @@ class TeacherPool:
         try:
             compare_identities(self.identity, identity)
             agree_on_backend(self.identity, identity)
+            if not self.mixed:
+                refuse_other_bits(self._discovery.store, identity)
+            elif problem := compare_probes(self._discovery.store, identity):
+                record.other_bits = True
+                self.log(f"{problem}; this run is not reproducible bit for bit (transport.mixed_teachers=true)")
         except IncompatiblePeer as error:
             record.refused, record.blocked = True, str(error)
             self.log(f"refused {identity.role}: {error}")

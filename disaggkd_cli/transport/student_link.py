@@ -65,6 +65,7 @@ class TeacherRecord:
     idle_share: float = 0.0
     backend: str = ""
     nccl_failed: bool = False
+    other_bits: bool = False
     lost_at: float | None = None
     alive_at_loss: int | None = None
     looked_at: float = 0.0
@@ -207,6 +208,8 @@ class StudentLink:
             raise IncompatiblePeer(text.decode(errors="replace"))
         teacher = Identity.decode(text)
         compare_identities(identity, teacher)
+        if teacher.probe != self.record.identity.probe:
+            raise ProtocolError(f"{teacher.role} announced another probe than it brings")
         nccl = agree_on_backend(identity, teacher) == "nccl"
         try:
             link.payloads = open_payloads(

@@ -42,9 +42,9 @@ class Exchange:
         self.endpoint = f"127.0.0.1:{self.store.port}"
         self.stops, self.threads, self.pools, self.served, self.lines = [], [], [], {}, []
 
-    def teacher(self, role="teacher 0", forward=hidden_of, fingerprint="f", dtype="bfloat16", **options):
+    def teacher(self, role="teacher 0", forward=hidden_of, fingerprint="f", dtype="bfloat16", probe="", **options):
         stop = threading.Event()
-        identity = Identity(role, fingerprint, hidden_size=WIDTH, wire_dtype=dtype)
+        identity = Identity(role, fingerprint, hidden_size=WIDTH, wire_dtype=dtype, probe=probe)
         settings = {"timeout": 5, "student_wait": 20, "stop": stop, "on_event": self.lines.append, **options}
 
         def run():
