@@ -93,7 +93,7 @@ def _check_layout(config: Config) -> None:
         layout, reason = asked_layout(teacher.parallelism, teacher.ranks_per_replica, facts)
         require(layout, facts)
         if layout.ranks > 1 and teacher.parallelism == AUTO and under_launcher() is None:
-            _log.info("teacher.parallelism=auto: %s, since %s", layout.parallelism, reason)
+            print(f"teacher.parallelism=auto: {layout.parallelism}, since {reason}", file=sys.stderr)
 
 
 def _roles(command: str) -> tuple[str, ...]:

@@ -4,8 +4,10 @@ import pytest
 
 from disaggkd_cli.config import Config
 from disaggkd_cli.errors import UserError
+from disaggkd_cli.jobs import run_job
 from disaggkd_cli.launch import child_environment, find_place
 from disaggkd_cli.supervise import places
+from tests.support.runs import write_config
 
 
 @pytest.fixture
@@ -55,3 +57,18 @@ def test_a_slurm_step_of_teachers_keeps_off_the_students_port(config):
     }  # fmt: skip
     place = find_place(config, "teacher", variables)
     assert (place.name, place.world_endpoint, place.hosts_world) == ("teacher 1.1", "127.0.0.1:15008", False)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "said"),
+    [
+        (1, ""),
+        (2, "teacher.parallelism=auto: pipeline, since a pipeline gives one rank's bits and gathers nothing\n"),
+        (5, "teacher.parallelism=auto: fsdp, since no pipeline: 5 stages, but"),
+    ],
+)
+def test_a_start_says_what_auto_comes_to(tmp_path, capsys, ranks, said):
+    path = str(write_config(tmp_path / "run.yaml"))
+    assert run_job("run", path, [f"teacher.ranks_per_replica={ranks}"], "never", 0, False, True) == 0
+    told = capsys.readouterr().err
+    assert said in told if said else "parallelism" not in told
