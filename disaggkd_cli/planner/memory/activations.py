@@ -36,6 +36,18 @@ def saved(work: Workload) -> list[Term]:
     return terms
 
 
+def of_layers(work: Workload, layers: int) -> Term:
+    """What the first layers keep when the others' backward is done."""
+    return term(
+        "saved activations",
+        "everything * layers / L",
+        "the first layers' tensors; the others' backward is done",
+        everything=total(saved(work)),
+        layers=min(layers, len(work.student.layers)),
+        L=len(work.student.layers),
+    )
+
+
 def without_one_layer(work: Workload, saved: list[Term]) -> Term:
     """The same when one layer's backward is done."""
     return term(

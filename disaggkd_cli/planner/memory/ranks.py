@@ -90,7 +90,10 @@ def teacher_rank(work: Workload) -> RankMemory:
 
 def _student_phases(work: Workload, held: list[Term], fused: bool) -> list[Phase]:
     early = weights.states(work, gradients=False)
-    late = weights.states(work, gradients=True)
+
+    def done_but(layers: int) -> list[Term]:
+        return weights.states(work, gradients=True, layers_to_go=layers)
+
     saved = activations.saved(work)
     root = weights.root_weights(work)
     loss = heads.loss(work, fused)
@@ -127,9 +130,22 @@ def _student_phases(work: Workload, held: list[Term], fused: bool) -> list[Phase
             ),
         ),
         Phase(
+            "second layer backward",
+            (
+                *done_but(2),
+                activations.of_layers(work, 2 if work.checkpointing else 1),
+                root,
+                *gradient,
+                weights.layer_weights(work, 2),
+                weights.reducing(work),
+                activations.in_one_layer(work),
+                *held,
+            ),
+        ),
+        Phase(
             "first layer backward",
             (
-                *late,
+                *done_but(1),
                 root,
                 *(gradient if work.vocabulary_shards == 1 else []),
                 weights.layer_weights(work, 1),
@@ -138,8 +154,11 @@ def _student_phases(work: Workload, held: list[Term], fused: bool) -> list[Phase
                 *held,
             ),
         ),
-        Phase("embedding backward", (*late, root, *weights.embedding_gradients(work), weights.reducing(work), *held)),
-        Phase("root reduce", (*late, *weights.root_reduce(work), *held)),
-        Phase("optimizer", (*late, *held)),
+        Phase(
+            "embedding backward",
+            (*done_but(0), root, *weights.embedding_gradients(work), weights.reducing(work), *held),
+        ),
+        Phase("root reduce", (*done_but(0), *weights.root_reduce(work), *held)),
+        Phase("optimizer", (*weights.states(work, gradients=True), *held)),
     ]
     return phases

@@ -12,8 +12,14 @@ REDUCE_BYTES = 4
 """Bytes an element in a reduction: float32. On one rank nothing travels, but the buffer is filled all the same."""
 
 
-def states(work: Workload, *, gradients: bool) -> list[Term]:
-    """Sharded masters and moments, and gradients once a reduction has been."""
+def states(work: Workload, *, gradients: bool, layers_to_go: int | None = None) -> list[Term]:
+    """Sharded masters and moments, and gradients as far as they have been reduced.
+
+    Args:
+        gradients: whether any reduction has been.
+        layers_to_go: in backward, layers whose gradients are not reduced yet; the root unit's are not either. None:
+            all are.
+    """
     values = {"N": work.student_parameters.total, "W": work.shard_ranks}
     trained = {**values, "trained": work.trained}
     terms = [
@@ -21,7 +27,21 @@ def states(work: Workload, *, gradients: bool) -> list[Term]:
         term("Adam moments", "o * trained * N / W", _STATES, o=work.optimizer_bytes, **trained),
     ]
     # Every micro-batch is reduced, so after the first of a step its shard of the gradients stays.
-    if gradients or work.accumulation > 1:
+    whole = work.accumulation > 1 or work.vocabulary_shards > 1
+    if gradients and layers_to_go is not None and not whole:
+        terms.append(
+            term(
+                "sharded gradients",
+                "4 * trained * max(N_layers - m * G, 0) / W",
+                _STATES + ": of the layers whose backward is done; the root unit's come last",
+                N_layers=work.student_parameters.layers,
+                m=layers_to_go,
+                G=work.student_parameters.largest_layer,
+                W=work.shard_ranks,
+                trained=work.trained,
+            )
+        )
+    elif gradients or work.accumulation > 1:
         terms.append(term("sharded gradients", "4 * trained * N / W", _STATES, **trained))
     return terms
 

@@ -62,7 +62,11 @@ def test_backward_phases_by_hand():
     assert middle["one layer's activations"] == last["one layer's activations"]
     assert middle["saved activations"] == last["saved activations"] - 64 * SAVED
     first = terms_of(rank, "first layer backward")
-    assert first["sharded gradients"] == 4 * N / 4
+    # Those of the first layer and of the root unit are still to come.
+    assert first["sharded gradients"] == 4 * (len(toy_model().layers) - 1) * LAYER / 4
+    second = terms_of(rank, "second layer backward")
+    assert second["sharded gradients"] == 4 * (len(toy_model().layers) - 2) * LAYER / 4
+    assert second["saved activations"] == 64 * SAVED
     assert first["layer weights, whole"] == 2 * LAYER
     assert first["one layer's activations"] == 64 * (SAVED + 2 * 2 * (16 + 8))
     assert terms_of(rank, "embedding backward")["embedding and head gradients"] == 2 * 2 * 32 * 8
