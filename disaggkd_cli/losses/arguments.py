@@ -76,7 +76,7 @@ def token_count(num_tokens: int | float | Tensor | None, rows: int, device: torc
     if not isinstance(num_tokens, Tensor):
         if num_tokens < 0:
             raise LossArgumentError(f"num_tokens={num_tokens!r} must not be negative")
-        return torch.tensor(max(float(num_tokens), 1.0), device=device, dtype=dtype)
+        return torch.full((), max(float(num_tokens), 1.0), device=device, dtype=dtype)
     if num_tokens.numel() != 1:
         raise LossArgumentError(f"num_tokens must be one number; it has {num_tokens.numel()}")
     return num_tokens.detach().to(device=device, dtype=dtype).reshape(()).clamp(min=1)

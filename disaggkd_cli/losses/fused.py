@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -44,6 +46,7 @@ def fused_kd_loss(
     group: dist.ProcessGroup | None = None,
     memory_budget: int | str | None = None,
     compile_pointwise: bool | None = None,
+    supervised: Tensor | Literal["all"] | None = None,
 ) -> LossOutput:
     """Return the distillation loss of R rows, with gradients ready and scratch within `memory_budget`.
 
@@ -73,6 +76,9 @@ def fused_kd_loss(
         memory_budget: bytes of scratch beside inputs and gradients, as a number or like "256MiB"; default 256 MiB on
             CPUs and 1 GiB on GPUs.
         compile_pointwise: whether torch.compile fuses the elementwise part. Default: from 2**24 rows * columns on.
+        supervised: where the caller knows them already, the indices of the supervised rows, [R'] int64 and ascending,
+            or "all". Their labels are then taken for ids of the student's vocabulary unseen, and no GPU is waited for.
+            Default: found from `labels`.
 
     Raises:
         LossArgumentError: an argument can't be right; a UserError and a ValueError.
@@ -91,7 +97,7 @@ def fused_kd_loss(
         group, len(student_hidden), len(student_head.weight), len(teacher_head.weight), budget,
         (int(needs[0]), int(any(needs)), int(not can_compile())), device,
     )  # fmt: skip
-    rows, labels, count = _supervised_rows(labels, shard, len(student_hidden))
+    rows, labels, count = _supervised_rows(labels, shard, len(student_hidden), supervised)
     normaliser = token_count(num_tokens, count, device, torch.float64 if device.type != "mps" else torch.float32)
     spec = _spec(
         student_head, teacher_head, labels, divergence, temperature, beta, kd_weight, ce_weight, shard, gradients
@@ -165,11 +171,15 @@ def _parts(result: Result, problem: Problem, normaliser: Tensor) -> tuple[Tensor
 
 
 def _supervised_rows(
-    labels: Tensor | None, shard: VocabularyShard, rows: int
+    labels: Tensor | None, shard: VocabularyShard, rows: int, known: Tensor | str | None
 ) -> tuple[Tensor | None, Tensor | None, int]:
     """Indices of the supervised rows (None: all), their labels, and their number."""
     if labels is None:
         return None, None, rows
+    if isinstance(known, Tensor) and len(known) < rows:
+        return known, labels[known], len(known)
+    if known is not None:
+        return None, labels, rows
     counts = labels != IGNORED_LABEL
     wrong = counts & ((labels < 0) | (labels >= shard.student_vocabulary))
     # The one place where a GPU is waited for.

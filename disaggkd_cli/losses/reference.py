@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -33,6 +35,7 @@ def reference_kd_loss(
     group: object | None = None,
     memory_budget: int | str | None = None,
     compute_dtype: torch.dtype | None = None,
+    supervised: Tensor | Literal["all"] | None = None,
 ) -> LossOutput:
     """Return the loss of `fused_kd_loss`, computed over full logits with autograd.
 
@@ -54,8 +57,8 @@ def reference_kd_loss(
     teacher_head = gathered(teacher_head) if isinstance(teacher_head, Head) else teacher_head
     check_hyperparameters(divergence, temperature, beta, kd_weight, ce_weight)
     check_tensors(student_hidden, student_head, teacher_hidden, teacher_head, labels, ce_weight)
-    if labels is not None:
-        counts = labels != IGNORED_LABEL
+    if labels is not None and not isinstance(supervised, str):
+        counts = labels != IGNORED_LABEL if supervised is None else supervised
         student_hidden, teacher_hidden, labels = student_hidden[counts], teacher_hidden[counts], labels[counts].long()
 
     student_logits = _logits(student_hidden, student_head, compute_dtype)

@@ -33,15 +33,16 @@ def evaluate(
         RunError: when the stream has something else next.
     """
     module.eval()
-    sums = torch.zeros(4, dtype=torch.float64)
+    sums = torch.zeros(4, dtype=torch.float64, device=device)
     for _ in range(plan.eval_items):
         rows = take()
         if not rows.item.evaluation or rows.item.step != step:
             raise RunError(f"the stream has step {rows.item.step} where the evaluation after step {step} was due")
         _, out = module(rows.item.batch.to(device), rows.hidden, plan.eval_rows, evaluation=True)
-        sums += torch.stack([out.ce, out.kd, out.top1_agreement, out.teacher_ce]).double().cpu()
+        sums += torch.stack([out.ce, out.kd, out.top1_agreement, out.teacher_ce]).double()
         rows.release()
     module.train()
+    sums = sums.cpu()
     dist.all_reduce(sums)
     lm_loss, kd, agreement, teacher_loss = sums.tolist()
     return {

@@ -103,7 +103,7 @@ def _step(run: Training) -> str | None:
     # Dropout, where a model has it, is drawn anew from the step, so that a resumed run draws the same.
     torch.manual_seed(_mixed_seed(config.seed, step, run.plan.rank))
     names = _figures(run)
-    parts = torch.zeros(len(names), dtype=torch.float64)
+    parts = torch.zeros(len(names), dtype=torch.float64, device=run.device)
     stall, tokens, rows_of_step = 0.0, 0, 0
     for _ in range(config.train.accumulation):
         rows = _take_together(run)
@@ -112,7 +112,7 @@ def _step(run: Training) -> str | None:
         loss, out = run.module(rows.item.batch.to(run.device), rows.hidden, rows.item.supervised_rows)
         loss.backward()
         rows.release()
-        parts += torch.stack([getattr(out, name).detach() for name in names]).double().cpu()
+        parts += torch.stack([getattr(out, name).detach() for name in names]).double()
         stall += rows.stall_seconds
         tokens += rows.item.tokens
         rows_of_step = rows.item.supervised_rows
@@ -124,6 +124,9 @@ def _step(run: Training) -> str | None:
     run.optimizer.zero_grad(set_to_none=True)
     run.done += 1
     fault_point("after_commit")
+    # The one place in a step where a GPU is waited for.
+    figures = torch.cat([parts, norm.double().reshape(1)]).cpu()
+    parts, norm = figures[:-1], float(figures[-1])
     seconds = time.monotonic() - started
     return _record(run, parts, norm, rate, stall, tokens, rows_of_step, seconds)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from disaggkd_cli.config import TrainConfig
 
@@ -27,9 +27,10 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, value: float) -> None:
         group["lr"] = value
 
 
-def clip_gradients(module: nn.Module, clip_norm: float) -> float:
-    """Return the global gradient norm, after scaling the gradients down to `clip_norm` when it is above 0."""
+def clip_gradients(module: nn.Module, clip_norm: float) -> Tensor:
+    """Return the global gradient norm, a scalar on the gradients' device, after scaling them down to `clip_norm` when
+    that is above 0."""
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     limit = clip_norm if clip_norm > 0 else float("inf")
     norm = nn.utils.clip_grad_norm_(parameters, limit)
-    return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+    return norm.full_tensor() if hasattr(norm, "full_tensor") else norm

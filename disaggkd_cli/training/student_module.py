@@ -19,6 +19,7 @@ from disaggkd_cli.config import LossConfig
 from disaggkd_cli.data import MicroBatch
 from disaggkd_cli.errors import UserError
 from disaggkd_cli.losses import Head, LossOutput, fused_kd_loss, reference_kd_loss
+from disaggkd_cli.losses.arguments import LossArgumentError
 from disaggkd_cli.models import (
     RouterLoss,
     backbone_of,
@@ -86,6 +87,7 @@ class StudentModule(nn.Module):
             num_tokens: supervised rows of the whole optimizer step, over all ranks.
             evaluation: report the cross-entropies of student and teacher too, whatever their weight in training.
         """
+        self._check_labels(batch)
         vocabulary = self.vocabulary
         if vocabulary is not None:
             vocabulary.begin(batch.input_ids.numel(), len(batch.rows), batch.input_ids.device)
@@ -101,14 +103,28 @@ class StudentModule(nn.Module):
         if vocabulary is not None:
             rows, labels, teacher_hidden = vocabulary.gathered(rows, batch.row_labels, teacher_hidden)
             arguments["group"] = vocabulary.group
-            out = fused_kd_loss(rows, vocabulary.head(), teacher_hidden, teacher_head, labels, **arguments)
+            out = fused_kd_loss(
+                rows, vocabulary.head(), teacher_hidden, teacher_head, labels, **arguments,
+                supervised=vocabulary.supervised(rows.device),
+            )  # fmt: skip
             teacher = self._teacher_ce(teacher_hidden, labels, arguments) if evaluation else None
             vocabulary.end()
             return self._with_router(out.loss, vocabulary.own_share(_output(out, teacher)), share)
         function = fused_kd_loss if self.loss.implementation == "fused" else reference_kd_loss
-        out = function(rows, head_of(self.model), teacher_hidden, teacher_head, batch.row_labels, **arguments)
+        out = function(
+            rows, head_of(self.model), teacher_hidden, teacher_head, batch.row_labels, **arguments, supervised="all"
+        )
         teacher = self._teacher_ce(teacher_hidden, batch.row_labels, arguments) if evaluation else None
         return self._with_router(out.loss, _output(out, teacher), share)
+
+    def _check_labels(self, batch: MicroBatch) -> None:
+        """Raise LossArgumentError for a label beyond the student's vocabulary, which the loss could not name unless it
+        waited for the GPU."""
+        ids = head_of(self.model).weight.shape[0]
+        if batch.largest_label >= ids:
+            raise LossArgumentError(
+                f"label {batch.largest_label} is no token id of the student: they must lie between 0 and {ids - 1}"
+            )
 
     def _with_router(self, loss: Tensor, out: StudentOutput, share: Tensor | None) -> tuple[Tensor, StudentOutput]:
         """Add this micro-batch's share of the router loss, which belongs to this rank alone, to loss and figures."""

@@ -54,6 +54,7 @@ class VocabularyParallel:
             embedding.forward = self._embed
         self._weight: Tensor | None = None
         self._most_tokens = self._most_rows = 0
+        self._rows: list[int] = []
 
     def _cut(self, head: Head, mesh: DeviceMesh) -> set[nn.Parameter]:
         """Replace the head's parameters by their shards, on the mesh's device, and return them."""
@@ -78,11 +79,14 @@ class VocabularyParallel:
 
     def begin(self, tokens: int, rows: int, device: torch.device) -> None:
         """Open one micro-batch of `tokens` (padding counted) and `rows` on this rank, and agree on sizes."""
-        own = torch.tensor([tokens, rows], device=device)
+        own = torch.stack([torch.full((), count, device=device) for count in (tokens, rows)])
         everyone = own.new_empty(2 * self.ranks)
         with waiting_for("the size of each rank's micro-batch"):
             all_gather(everyone, own, self.group)
-        self._most_tokens, self._most_rows = everyone.view(-1, 2).amax(0).tolist()
+        # The one place where a GPU is waited for.
+        counts = everyone.view(-1, 2).tolist()
+        self._rows = [of_rank[1] for of_rank in counts]
+        self._most_tokens, self._most_rows = max(of_rank[0] for of_rank in counts), max(self._rows)
         self._weight = self._local(self.output.weight)
 
     def head(self) -> Head:
@@ -99,6 +103,12 @@ class VocabularyParallel:
                 _gathered(labels, self._most_rows, self.group, IGNORED_LABEL),
                 _gathered(teacher_rows, self._most_rows, self.group),
             )
+
+    def supervised(self, device: torch.device) -> Tensor:
+        """Indices [R'] of the gathered rows that are no padding."""
+        most = self._most_rows
+        own = [torch.arange(i * most, i * most + n, device=device) for i, n in enumerate(self._rows)]
+        return torch.cat(own)
 
     def own_share(self, out: LossOutput) -> LossOutput:
         """Return what this rank reports of the group's figures, so that the shares of all ranks add up to them."""

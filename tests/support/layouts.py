@@ -124,7 +124,7 @@ def train_sharded(
         loss.backward()
         total = out.loss.detach().double()
         dist.all_reduce(total)
-        figures.append((total.item(), clip_gradients(module, 1.0)))
+        figures.append((total.item(), float(clip_gradients(module, 1.0))))
         optimizer.step()
         if not keep_gradients:
             optimizer.zero_grad(set_to_none=True)
@@ -140,7 +140,7 @@ def train_whole(module: StudentModule, ranks: int, steps: range) -> list[tuple[f
             loss, _ = module(batch, states, _rows(batches))
             loss.backward()
             total += loss.item()
-        figures.append((total, clip_gradients(module, 1.0)))
+        figures.append((total, float(clip_gradients(module, 1.0))))
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
     return figures

@@ -75,6 +75,11 @@ class MicroBatch:
         """[R] int64: the labels of `rows`, in their order."""
         return self.labels.reshape(-1)[self.rows]
 
+    @cached_property
+    def largest_label(self) -> int:
+        """The largest id among `row_labels`, -1 without any."""
+        return int(self.row_labels.max()) if len(self.rows) else -1
+
     @property
     def supervised_count(self) -> int:
         """R, the number of supervised rows."""
@@ -85,14 +90,34 @@ class MicroBatch:
         """[N] int32 lengths of all documents, row by row: the form that travels."""
         return flatten_lengths(self.document_lengths)
 
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> MicroBatch:
-        """The same micro-batch with its tensors on `device`."""
-        return MicroBatch(
-            self.input_ids.to(device, non_blocking=non_blocking),
-            self.document_lengths,
-            self.labels.to(device, non_blocking=non_blocking),
-            self.row_lengths,
-        )
+    def to(self, device: torch.device | str) -> MicroBatch:
+        """The same micro-batch with its tensors on `device`, in one copy that nobody waits for.
+
+        What follows from labels and lengths is found here, where the micro-batch was made, and carried: to find it
+        there, a GPU would have to be waited for.
+        """
+        device = torch.device(device)
+        if device == self.input_ids.device:
+            return self
+        names = ("input_ids", "labels", "position_ids", "rows", "row_labels")
+        tensors = [getattr(self, name) for name in names]
+        flat = _sent(torch.cat([tensor.reshape(-1) for tensor in tensors]), device)
+        parts = flat.split([tensor.numel() for tensor in tensors])
+        there = {name: part.view(tensor.shape) for name, part, tensor in zip(names, parts, tensors, strict=True)}
+        moved = MicroBatch(there["input_ids"], self.document_lengths, there["labels"], self.row_lengths)
+        found = {name: there[name] for name in names[2:]}
+        if self.row_lengths is not None:
+            found["token_mask"] = _sent(self.token_mask, device)
+        # Where `cached_property` looks for what is already known.
+        moved.__dict__.update(found, largest_label=self.largest_label)
+        return moved
+
+
+def _sent(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return a copy on `device`; to a GPU it goes from pinned memory, so that the host need not wait for it."""
+    if device.type == "cuda" and tensor.device.type == "cpu":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
 
 
 def flatten_lengths(document_lengths: SequenceOf[SequenceOf[int]]) -> Tensor:
@@ -175,9 +200,11 @@ def collate(sequences: SequenceOf[Sequence], pad_id: int, multiple: int = 1, lim
         labels[row, : len(sequence)] = sequence.labels
         padding = longest - len(sequence)
         document_lengths.append((*sequence.document_lengths, padding) if padding else tuple(sequence.document_lengths))
-    return MicroBatch(
+    batch = MicroBatch(
         torch.from_numpy(input_ids), tuple(document_lengths), torch.from_numpy(labels), tuple(map(len, sequences))
     )
+    batch.largest_label  # noqa: B018  finds the supervised rows and their labels here, once, on the CPU
+    return batch
 
 
 def empty_micro_batch(batch_size: int, sequence_length: int, pad_id: int) -> MicroBatch:

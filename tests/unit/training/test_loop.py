@@ -128,7 +128,7 @@ def test_a_step_stalls_for_all_of_its_micro_batches(monkeypatch):
     class Module(torch.nn.Module):
         def __init__(self):
             super().__init__()
-            self.weight = weight
+            self.weight, self.router = weight, None
 
         def forward(self, *_):
             return self.weight.sum(), SimpleNamespace(**{name: torch.zeros(()) for name in loop._PARTS})
