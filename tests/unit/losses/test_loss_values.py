@@ -154,3 +154,17 @@ def test_fewer_tokens_than_one_are_taken_as_one(loss, count, seed):
     of_one, of_less = (case.copy().run(loss, ce_weight=1.0, num_tokens=tokens) for tokens in (1, count))
     for name in of_one.__dataclass_fields__:
         assert torch.equal(getattr(of_one, name), getattr(of_less, name)), name
+
+
+@pytest.mark.parametrize("loss", [fused_kd_loss, reference_kd_loss])
+@pytest.mark.parametrize("masked", [False, True])
+def test_supervised_rows_may_be_given(loss, masked, seed):
+    """Same bits as when they are found from the labels, where some are masked and where none is."""
+    found = make_case(seed, masked=masked)
+    given = found.copy()
+    rows = (found.labels != -100).nonzero().squeeze(1) if masked else "all"
+    outs = [found.run(loss, ce_weight=0.5), given.run(loss, ce_weight=0.5, supervised=rows)]
+    for out in outs:
+        out.loss.backward()
+    assert outs[0].loss.item() == outs[1].loss.item()
+    assert all(torch.equal(*pair) for pair in zip(found.gradients(), given.gradients(), strict=True))
