@@ -48,10 +48,11 @@ def compute_seconds(
     forwards = (1 if passes else 0) + (1 if recomputed else 0)
     return term(
         name,
-        "((p * (N + X / x + D / d) + H) / u + a * A * (1 + S_0 / S) / e) * f / C + (p * q * Q * b / 2 + Z) / M",
+        "((p * (N + X / x + D / d) + H) / u + a * A * (1 + S_0 / S) / e) * f / C + (p * (q * Q + Y) * b / 2 + Z) / M",
         "matrix products of layers (N) and of routed experts (X), delta nets (D) and heads (H), attention (A) by "
-        "length, and memory traffic of pointwise kernels (Q) and of the loss (Z), at rates fitted to published runs "
-        "(docs/planner.md)" + ("" if rates.fitted else f"; none of {gpu.name}'s architecture, so Hopper's"),
+        "length, and memory traffic of pointwise kernels (Q), of eager attention's scores (Y) and of the loss (Z), at "
+        "rates fitted to published runs (docs/planner.md)"
+        + ("" if rates.fitted else f"; none of {gpu.name}'s architecture, so Hopper's"),
         p=passes,
         N=forward.dense,
         X=forward.experts,
@@ -68,7 +69,8 @@ def compute_seconds(
         S=sequence,
         e=rates.attention,
         q=rates.pointwise * (kernels.compiled if compiled else 1),
-        Q=forward.saved + forward.scores,
+        Q=forward.saved,
+        Y=forward.scores,
         b=element_bytes,
         Z=logits,
         M=gpu.hbm_tb_per_s * 1e12 * constant("hbm_efficiency"),

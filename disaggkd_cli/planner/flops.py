@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
+from disaggkd_cli.planner.memory.attention import EAGER, kernel
 from disaggkd_cli.planner.memory.heads import loss_work
 from disaggkd_cli.planner.memory.layer_tensors import saved_per_token
 from disaggkd_cli.planner.models.parameters import count_parameters
@@ -14,9 +15,10 @@ from disaggkd_cli.planner.workload import Workload
 
 _ATTENTION = "causal softmax attention: scores and weighted values over S/2 keys on average, a window's keys at most"
 
-SCORE_BYTES = 16
-"""Memory traffic for a head, token and key where attention forms its scores in memory: written, masked, turned into
-float32 probabilities and read again."""
+SCORE_BYTES = 26
+"""Memory traffic for a head, token and key where attention forms its scores in memory, read from transformers' eager
+code in 16 bits and not measured: scores written, read and written with the mask, read and written as float32
+probabilities, read and written in 16 bits, read by the second product; sinks join and cut them once more."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,7 @@ class ForwardWork:
     """One token's forward through the layers; embedding and head are apart.
 
     Attributes:
-        dense: FLOPs of matrix products outside of routed experts.
+        dense: FLOPs of matrix products outside of routed experts, eager attention's among them.
         experts: those of the experts that a token is sent to.
         attention: FLOPs of fused softmax attention.
         delta: FLOPs of gated delta nets beside their projections.
@@ -62,39 +64,46 @@ def mixer_flops(layer: LayerShape, sequence: int) -> float:
 
 
 @lru_cache(maxsize=256)
-def forward_work(shape: ModelShape, sequence: int) -> ForwardWork:
-    """What one token's forward takes, by kind of work."""
-    experts = attention = delta = saved = scores = 0.0
+def forward_work(shape: ModelShape, sequence: int, wanted: str = "auto") -> ForwardWork:
+    """What one token's forward takes, by kind of work.
+
+    Args:
+        shape: of the model.
+        sequence: length that attention sees.
+        wanted: `teacher.attention` or `student.attention`. Eager attention multiplies by every key, masked or not.
+    """
+    experts = attention = delta = saved = scores = products = 0.0
     for layer, count in shape.layer_kinds().items():
         if isinstance(layer.mlp, ExpertMLP):
             experts += 2.0 * 3 * shape.hidden * layer.mlp.width * layer.mlp.top_k * count
         mixing = mixer_flops(layer, sequence) * count
         if isinstance(layer.mixer, GatedDeltaNet):
             delta += mixing
+        elif kernel(layer.mixer, wanted) == EAGER:
+            products += mixing * sequence / mean_context(sequence, getattr(layer.mixer, "window", None))
+            scores += SCORE_BYTES * layer.mixer.heads * sequence * count
         else:
             attention += mixing
         saved += total(saved_per_token(layer, shape.hidden, 2, 0, packed=False)) * count
-        if getattr(layer.mixer, "eager", False):
-            scores += SCORE_BYTES * layer.mixer.heads * sequence * count
-    dense = 2.0 * count_parameters(shape).active_layers - experts
+    dense = 2.0 * count_parameters(shape).active_layers - experts + products
     return ForwardWork(dense, experts, attention, delta, saved, scores)
 
 
-def forward_flops(shape: ModelShape, sequence: int) -> Term:
+def forward_flops(shape: ModelShape, sequence: int, wanted: str = "auto") -> Term:
     """Operations of one token's forward through the layers; embedding and head are apart."""
-    work = forward_work(shape, sequence)
+    weights = count_parameters(shape).active_layers
     return term(
         f"forward FLOPs of {shape.name}",
         "2 * N_act + attention",
         _ATTENTION,
-        N_act=count_parameters(shape).active_layers,
-        attention=work.attention + work.delta,
+        N_act=weights,
+        attention=forward_work(shape, sequence, wanted).flops - 2.0 * weights,
     )
 
 
 def teacher_flops(work: Workload) -> Term:
     """Operations of a teacher for one token: its backbone's forward, no head."""
-    return forward_flops(work.teacher, work.sequence)
+    return forward_flops(work.teacher, work.sequence, work.teacher_attention)
 
 
 def loss_flops(work: Workload, *, fused: bool) -> float:
@@ -121,7 +130,7 @@ def student_flops(work: Workload, *, fused: bool = True) -> Term:
         "forward, as much for the gradients of inputs, as much for those of trained weights, and once more under "
         "checkpointing; attention's backward, which is two and a half times its forward, is counted as twice",
         passes=1 + backward_passes(work),
-        forward=forward_flops(work.student, work.sequence).value,
+        forward=forward_flops(work.student, work.sequence, work.student_attention).value,
         supervised=work.supervised,
         loss=loss_flops(work, fused=fused),
     )

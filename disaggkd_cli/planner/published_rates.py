@@ -28,6 +28,7 @@ from disaggkd_cli.planner.constants import FUSED_LOGIT_TRAFFIC, constant
 from disaggkd_cli.planner.efficiency import KERNELS, Kernels
 from disaggkd_cli.planner.flops import ForwardWork, forward_work
 from disaggkd_cli.planner.hardware import Gpu, load_catalogue
+from disaggkd_cli.planner.memory.attention import FLASH
 from disaggkd_cli.planner.models import resolve_model
 from disaggkd_cli.planner.models.parameters import count_parameters
 from disaggkd_cli.planner.models.shapes import DenseMLP, GroupedQueryAttention, LayerShape, ModelShape
@@ -172,5 +173,9 @@ def _model(name: str, sequence: int) -> tuple[ForwardWork, int, int, int]:
     else:
         shape = resolve_model(name, name)
     # These trainers have fused attention with sinks.
-    forward = replace(forward_work(shape, sequence), scores=0.0)
+    mixers = [
+        replace(one.mixer, sinks=False) if getattr(one.mixer, "sinks", False) else one.mixer for one in shape.layers
+    ]
+    layers_without = tuple(replace(one, mixer=mixer) for one, mixer in zip(shape.layers, mixers, strict=True))
+    forward = forward_work(replace(shape, layers=layers_without), sequence, FLASH)
     return forward, count_parameters(shape).total, shape.hidden, shape.vocabulary

@@ -61,7 +61,7 @@ def student_time(work: Workload, *, fused: bool = True) -> Term:
     compute = compute_seconds(
         "student token",
         gpu,
-        forward_work(work.student, work.sequence),
+        forward_work(work.student, work.sequence, work.student_attention),
         sequence=work.sequence,
         passes=1 + backward,
         recomputed=work.checkpointing and backward > 0,
@@ -248,7 +248,7 @@ def _teacher_token(work: Workload, *, colocated: bool = False) -> Term:
     return compute_seconds(
         "teacher token",
         gpu,
-        forward_work(work.teacher, work.sequence),
+        forward_work(work.teacher, work.sequence, work.teacher_attention),
         sequence=work.sequence,
         element_bytes=work.teacher_bytes,
     )

@@ -393,3 +393,14 @@ def test_communicators_of_links_are_named_where_they_take_the_memory():
     reason = why_not(work, "disaggregated_fused")
     assert "communicators of 512 links (30.72 GiB)" in reason
     assert "transport.backend=gloo would make it fit" in reason
+
+
+def test_eager_attention_takes_its_time():
+    """Scores pass through memory: at 16,384 tokens that is most of a forward; asking for it counts for any model."""
+    work = toy_work(teacher=resolve_model("qwen3-8b", "t"), sequence=16_384, micro_batch_tokens=16_384)
+    fused = teacher_time(work).value
+    eager = teacher_time(work.with_(teacher_attention="eager")).value
+    scores = 16_384 * 26 * 36 * 32 * 16_384 / (3e12 * 0.8)
+    assert eager - fused > 0.9 * scores
+    sinks = toy_work(teacher=resolve_model("gpt-oss-20b", "t"), sequence=16_384, micro_batch_tokens=16_384)
+    assert teacher_time(sinks).value == teacher_time(sinks.with_(teacher_attention="eager")).value
