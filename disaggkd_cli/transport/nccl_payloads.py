@@ -70,9 +70,11 @@ class NcclPayloads:
         self._issue: AbstractContextManager = nullcontext()
 
     def stage(self, payload: Tensor) -> Tensor:
+        """See `PayloadChannel.stage`."""
         return payload
 
     def start(self, staged: Tensor) -> NcclTransfer:
+        """See `PayloadChannel.start`."""
         sent = self._cuda.event()
         self._post("send", staged, sent)
         return NcclTransfer(self, staged, sent)
@@ -86,9 +88,11 @@ class NcclPayloads:
         return Arrived()
 
     def received(self, slot: Slot, size: int) -> Tensor:
+        """See `PayloadChannel.received`."""
         return slot.buffer[:size]
 
     def inspecting(self) -> AbstractContextManager:
+        """See `PayloadChannel.inspecting`."""
         return self._cuda.on(self._cuda.streams.inspecting())
 
     def commit(self, slot: Slot, size: int) -> None:

@@ -64,6 +64,7 @@ class GlooPair:
 
     @property
     def closed(self) -> bool:
+        """Whether the pair has been dropped."""
         return self.group is None
 
     def start_send(self, message: Tensor, tag: Tag, what: str) -> GlooTransfer:

@@ -80,24 +80,30 @@ class HostPayloads:
         self._pair = pair
 
     def stage(self, payload: Tensor) -> Tensor:
+        """See `PayloadChannel.stage`."""
         return payload
 
     def start(self, staged: Tensor) -> Transfer:
+        """See `PayloadChannel.start`."""
         return self._pair.start_send(staged, Tag.PAYLOAD, "a payload")
 
     def start_receive(self, slot: Slot, size: int) -> Transfer:
+        """See `PayloadChannel.start_receive`."""
         return self._pair.start_receive(slot.host_buffer[:size], Tag.PAYLOAD, "a payload")
 
     def received(self, slot: Slot, size: int) -> Tensor:
+        """See `PayloadChannel.received`."""
         return slot.host_buffer[:size]
 
     def inspecting(self) -> AbstractContextManager:
+        """See `PayloadChannel.inspecting`."""
         return nullcontext()
 
     def commit(self, slot: Slot, size: int) -> None:
         """The bytes are in the slot already."""
 
     def close(self) -> None:
+        """See `PayloadChannel.close`."""
         self._pair.close()
 
 
@@ -144,6 +150,7 @@ class StagedPayloads(HostPayloads):
         return buffer[:size]
 
     def commit(self, slot: Slot, size: int) -> None:
+        """See `PayloadChannel.commit`."""
         with self._cuda.on(self._stream):
             self._stream.wait_event(slot.free)
             self._cuda.copy(slot.buffer[:size], slot.host_buffer[:size])

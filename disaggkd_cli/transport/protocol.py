@@ -142,10 +142,12 @@ class Request:
 
     @property
     def num_rows(self) -> int:
+        """How many rows are asked for, R."""
         return self.rows.numel()
 
     @property
     def num_tokens(self) -> int:
+        """How many tokens the forward runs over, B*S."""
         return self.input_ids.numel()
 
 

@@ -1,6 +1,8 @@
 """The wire format: what is written is read back, and what is damaged is refused."""
 
+import ast
 import dataclasses
+from pathlib import Path
 
 import pytest
 import torch
@@ -133,3 +135,21 @@ def test_unknown_stop_reason_is_a_protocol_error():
 
 GOLDEN_HASH = 3890494357525540339
 GOLDEN_RUN = 174804302465847565
+
+
+FOLDERS = [Path(__file__).parents[3] / "disaggkd_cli" / folder for folder in ("transport", "wire")]
+
+
+@pytest.mark.parametrize(
+    "path", [path for folder in FOLDERS for path in folder.glob("*.py")], ids=lambda path: path.stem
+)
+def test_every_public_function_says_what_it_does(path):
+    def silent(node):
+        for inner in ast.iter_child_nodes(node):
+            if isinstance(inner, ast.ClassDef | ast.FunctionDef) and not inner.name.startswith("_"):
+                if ast.get_docstring(inner) is None:
+                    yield inner.name
+                if isinstance(inner, ast.ClassDef):
+                    yield from silent(inner)
+
+    assert list(silent(ast.parse(path.read_text()))) == []
