@@ -83,7 +83,7 @@ def link(
         if size <= 0 or size % BYTES_PER_ROW:
             raise UserError(f"--payload {size}: must be a multiple of {BYTES_PER_ROW} bytes, one row")
     report = bench_link(
-        sizes, tuple(links or (1, 2, 4)), rounds=rounds, say=lambda line: print(line, file=sys.stderr, flush=True)
+        sizes, tuple(links or (1, 2, 4)), rounds=rounds, log=lambda line: print(line, file=sys.stderr, flush=True)
     )
     report["wire"] = bench_wire()
     if as_json:

@@ -30,7 +30,7 @@ from disaggkd_cli.bench.frontier_report import (
     statements,
 )
 from disaggkd_cli.bench.results import Results, default_root
-from disaggkd_cli.bench.runs import MODES, Say, machine, mode_overrides, out_of_memory, watch_run
+from disaggkd_cli.bench.runs import MODES, Log, machine, mode_overrides, out_of_memory, watch_run
 from disaggkd_cli.config import load, to_yaml
 from disaggkd_cli.errors import UserError
 from disaggkd_cli.planner.fit import roles_of
@@ -77,7 +77,7 @@ class FrontierOptions:
     timeout: float = 180.0
 
 
-def bench_frontier(options: FrontierOptions, say: Say) -> dict[str, Any]:
+def bench_frontier(options: FrontierOptions, log: Log) -> dict[str, Any]:
     """Measure and return `{machine, cap_bytes, baseline_bytes, cells: [Cell...], agreement, statements}`.
 
     Raises:
@@ -95,7 +95,7 @@ def bench_frontier(options: FrontierOptions, say: Say) -> dict[str, Any]:
     root = Path(options.results).expanduser() if options.results else default_root(
         config.run_dir, "frontier", arguments
     )  # fmt: skip
-    results = Results(root, arguments, fresh=options.fresh, say=say)
+    results = Results(root, arguments, fresh=options.fresh, log=log)
     cells: list[Cell] = []
     with tempfile.TemporaryDirectory(prefix="disaggkd-frontier-") as temporary:
         pairs = Pairs(Path(temporary), Path(config.teacher.model), shapes, config.teacher.dtype)
@@ -104,13 +104,13 @@ def bench_frontier(options: FrontierOptions, say: Say) -> dict[str, Any]:
         )
         baseline = kept["bytes"]
         if baseline:
-            say("baseline of a rank: " + ", ".join(f"{role} {format_bytes(size)}" for role, size in baseline.items()))
+            log("baseline of a rank: " + ", ".join(f"{role} {format_bytes(size)}" for role, size in baseline.items()))
         for axis, value, mode in [(a, v, m) for a, values in axes.items() for v in values for m in options.modes]:
             kept = results.find(mode=mode, axis=axis, value=value)
             if kept is None or kept["measured"] == FAILED:
                 measured = _cell(options, mode, axis, value, pairs.pair(axis, value), baseline, Path(temporary))
                 kept = results.add(asdict(measured))
-                say(format_cell(measured))
+                log(format_cell(measured))
             cells.append(Cell(**kept))
     results.finish()
     return {

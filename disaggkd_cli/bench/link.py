@@ -74,7 +74,7 @@ def bench_link(
     volume: int = 128 * 2**20,
     rounds: int = 20,
     overlap_steps: int = 40,
-    say: Callable[[str], None] = lambda line: None,
+    log: Callable[[str], None] = lambda line: None,
 ) -> dict:
     """Measure and return `{machine, rows: [LinkRow...], overlap: [OverlapRow...]}` as plain dicts.
 
@@ -92,7 +92,7 @@ def bench_link(
         linked, whole = _measure_links(count, plan, rounds), _measure_ring(count, plan, rounds)
         for (size, _), (raw, link, ratio), (ring, checked, trip) in zip(plan, linked, whole, strict=True):
             rows.append(LinkRow(size, count, link, raw, ratio, ring, checked, trip))
-            say(_format_row(rows[-1]))
+            log(_format_row(rows[-1]))
     overlap = [_measure_overlap(depth, overlap_steps) for depth in (1, 2, 3)] if overlap_steps else []
     machine = {"cores": os.cpu_count(), "torch": torch.__version__, "python": sys.version.split()[0]}
     return {"machine": machine, "rows": [asdict(row) for row in rows], "overlap": [asdict(row) for row in overlap]}

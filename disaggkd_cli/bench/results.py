@@ -27,14 +27,14 @@ class Results:
         root: the directory for them and for whatever else the bench keeps; made where it is missing.
         arguments: everything that decides what is measured, as JSON.
         fresh: leave measurements of an earlier try out. Those of a bench that came to its end always are.
-        say: told what is gone on with.
+        log: told what is gone on with.
 
     Raises:
         UserError: the directory cannot be written, or holds measurements made with other arguments.
     """
 
     def __init__(
-        self, root: Path, arguments: dict[str, Any], *, fresh: bool = False, say: Callable[[str], None] = print
+        self, root: Path, arguments: dict[str, Any], *, fresh: bool = False, log: Callable[[str], None] = print
     ) -> None:
         self.root = root
         self.path = root / "results.jsonl"
@@ -53,7 +53,7 @@ class Results:
                 os.replace(self.path, self.path.with_suffix(".previous.jsonl"))
                 self._records, lines = [], []
             if self._records:
-                say(f"going on after {len(self._records)} measurements in {self.path} (--fresh starts anew)")
+                log(f"going on after {len(self._records)} measurements in {self.path} (--fresh starts anew)")
             self._write([{"arguments": arguments, "started": time.strftime("%Y-%m-%d %H:%M:%S")}, *self._records])
         except OSError as error:
             raise UserError(f"--results {root}: cannot be written: {error.strerror}") from None

@@ -235,4 +235,4 @@ def machine() -> dict[str, object]:
     }
 
 
-Say = Callable[[str], None]
+Log = Callable[[str], None]

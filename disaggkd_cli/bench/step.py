@@ -18,7 +18,7 @@ from typing import Any
 from disaggkd_cli import __version__
 from disaggkd_cli.bench.layouts import LAYOUT_MODES, layout_overrides, moved_bytes_per_token
 from disaggkd_cli.bench.results import Results, default_root
-from disaggkd_cli.bench.runs import MODES, Say, machine, mode_overrides, watch_run
+from disaggkd_cli.bench.runs import MODES, Log, machine, mode_overrides, watch_run
 from disaggkd_cli.config import Config, load, to_yaml
 from disaggkd_cli.errors import RunError
 from disaggkd_cli.planner.inputs import workload_of
@@ -59,11 +59,11 @@ class StepBenchOptions:
     timeout: float = 900.0
 
 
-def bench_step(options: StepBenchOptions, say: Say, html: str | None = None) -> dict[str, Any]:
+def bench_step(options: StepBenchOptions, log: Log, html: str | None = None) -> dict[str, Any]:
     """Measure and return `{machine, modes: {name: {tokens_per_second, peak_bytes, stall_share, ...}}, claims, ...}`.
 
     Args:
-        say: called with a line as each run ends.
+        log: called with a line as each run ends.
         html: also write a page with the runs' curves overlaid.
 
     Raises:
@@ -74,7 +74,7 @@ def bench_step(options: StepBenchOptions, say: Say, html: str | None = None) -> 
 
     config = load(options.config, options.overrides, running=True)
     extra = {mode: _overrides(config, mode) for mode in options.modes}
-    results = _results(options, config, say)
+    results = _results(options, config, log)
     host = machine()
     exact = bool(host["gpus"]) and config.launch.device != "cpu"
     for_memory = [_MEMORY_ROUND] if options.memory and not exact else []
@@ -87,7 +87,7 @@ def bench_step(options: StepBenchOptions, say: Say, html: str | None = None) -> 
                 kept = results.add(_run(options, mode, repeat, extra[mode], config, results.root))
                 took = ", ".join(f"{role} {format_bytes(size)}" for role, size in kept["training_bytes"].items())
                 told = f"round {repeat} of {options.repeats}: {mode} {_rate(kept):,.0f} tokens/s"
-                say(told if repeat else f"memory: {mode} {took}")
+                log(told if repeat else f"memory: {mode} {took}")
             rounds[mode].append(kept)
     result = {
         "machine": host,
@@ -113,13 +113,13 @@ def _overrides(config: Config, mode: str) -> list[str]:
     return layout_overrides(config, mode) if mode in LAYOUT_MODES else mode_overrides(config, mode)
 
 
-def _results(options: StepBenchOptions, config: Config, say: Say) -> Results:
+def _results(options: StepBenchOptions, config: Config, log: Log) -> Results:
     told = asdict(options)
     for name in ("results", "fresh", "timeout"):
         del told[name]
     arguments = {**told, "config": options.config, "resolved": to_yaml(config), "version": __version__}
     root = Path(options.results).expanduser() if options.results else default_root(config.run_dir, "step", arguments)
-    return Results(root, arguments, fresh=options.fresh, say=say)
+    return Results(root, arguments, fresh=options.fresh, log=log)
 
 
 def _run(

@@ -18,21 +18,6 @@ from disaggkd_cli.units import printable
 EXIT_FITS, EXIT_NOTHING_FITS = 0, 3
 
 
-OPTION_HELP = {
-    "json": "Print everything as JSON.",
-    "html": "Also write a self-contained page: memory bars by phase, the frontier, the links.",
-    "explain": "Print a figure's formula with its numbers and its source (part of its name will do; `all` lists).",
-    "gpus": "Divide this many GPUs between teacher and student as well as possible; ignores the config's ranks.",
-    "hardware": "A GPU or node of the catalogue, such as H200-SXM or aws/p5.48xlarge, instead of the config's.",
-    "sweep": "KEY=VALUE,VALUE or KEY=FIRST:LAST:xFACTOR (or :+STEP); plan each, one row each. May be given again.",
-    "simulate": "Back the closed form by a simulation of every rank, with slow and failing teachers.",
-    "verify": "Trace the student's step on fake tensors (needs torch) and print predicted against traced memory.",
-    "measure": "Print predicted against what the run in this directory recorded.",
-    "calibrate": "Fit efficiencies to the run in this directory and write calibration.yaml there (see --output).",
-    "output": "Where --calibrate writes.",
-}
-
-
 def plan_command(config: Config, options: PlanOptions, console: Console | None = None) -> int:
     """Plan `config` and print what `options` ask for.
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from disaggkd_cli import files
 from disaggkd_cli.config import Config
 from disaggkd_cli.layouts import AUTO, PIPELINE
 from disaggkd_cli.training.run_directory import RunDirectory
@@ -39,9 +39,7 @@ def write_stage_record(logs: Path, record: StageRecord) -> None:
         OSError: it cannot be written.
     """
     path = logs / f"{record.rank.replace(' ', '_')}.stage.json"
-    aside = path.with_suffix(".writing")
-    aside.write_text(json.dumps(asdict(record)), encoding="utf-8")
-    os.replace(aside, path)
+    files.write_text(path, json.dumps(asdict(record)))
 
 
 def read_stage_records(logs: Path) -> list[StageRecord]:

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from disaggkd_cli.data.keep.shards import crc_of_range, write_whole
+from disaggkd_cli import files
+from disaggkd_cli.data.keep.shards import crc_of_range
 from disaggkd_cli.data.layout.dataset import ARRAYS, TokenizedDataset
 
 _DTYPES = {"int32": "<i4", "int64": "<i8"}
@@ -56,7 +57,7 @@ class DatasetDirectory:
             "names": dataset.names,
             "length_bucketing": dataset.length_bucketing,
         }
-        write_whole(self.directory / "manifest.json", json.dumps(manifest))
+        files.write_text(self.directory / "manifest.json", json.dumps(manifest), durable=True)
 
     def damage(self) -> str | None:
         """What is wrong with the files; None: nothing."""

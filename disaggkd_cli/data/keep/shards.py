@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from disaggkd_cli import files
 from disaggkd_cli.data.layout.flat_documents import TokenizedDocuments, from_pieces, next_token_labels
 from disaggkd_cli.data.notes import Notes
 from disaggkd_cli.data.tokenise.encoding import EncodedDocument
@@ -129,7 +130,7 @@ class TokenFiles:
             path.touch()
             os.truncate(path, last.bytes[name])
         lines = "".join(json.dumps(asdict(shard)) + "\n" for shard in shards)
-        write_whole(self.directory / "shards.jsonl", lines)
+        files.write_text(self.directory / "shards.jsonl", lines, durable=True)
 
 
 class Writer:
@@ -179,7 +180,7 @@ class Writer:
         """Finish the last shard and say that all is there."""
         self._finish_shard(following)
         complete = {"bytes": self._bytes, "documents": self._documents, "notes": self._notes.state()}
-        write_whole(self._directory / "complete.json", json.dumps(complete))
+        files.write_text(self._directory / "complete.json", json.dumps(complete), durable=True)
 
     def _append(self, documents: Iterable[EncodedDocument]) -> None:
         parts: dict[str, list[np.ndarray]] = {name: [] for name in _DTYPES}
@@ -224,13 +225,3 @@ def crc_of_range(file: Any, start: int, stop: int) -> int:
         found = zlib.crc32(data, found)
         start += len(data)
     return found
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a small file so that it is either there whole or not at all."""
-    beside = path.with_name(f"{path.name}.{os.getpid()}.part")
-    with beside.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(beside, path)

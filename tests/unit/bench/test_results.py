@@ -12,10 +12,10 @@ ARGUMENTS = {"config": "text", "steps": 4, "modes": ("a", "b")}
 
 def test_a_bench_that_was_cut_off_finds_what_it_measured(tmp_path):
     said = []
-    first = Results(tmp_path / "new", ARGUMENTS, say=said.append)
+    first = Results(tmp_path / "new", ARGUMENTS, log=said.append)
     kept = first.add({"mode": "a", "round": 1, "rates": (1.5, 2.0)})
     assert kept["rates"] == [1.5, 2.0] and not said
-    again = Results(tmp_path / "new", ARGUMENTS, say=said.append)
+    again = Results(tmp_path / "new", ARGUMENTS, log=said.append)
     assert again.find(mode="a", round=1) == kept
     assert again.find(mode="a", round=2) is None
     assert len(said) == 1 and "after 1 measurements" in said[0] and "--fresh" in said[0]

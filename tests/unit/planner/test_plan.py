@@ -17,7 +17,7 @@ from rich.console import Console
 
 from disaggkd_cli.config import Config, load
 from disaggkd_cli.errors import UserError
-from disaggkd_cli.planner.command import EXIT_NOTHING_FITS, OPTION_HELP, PlanOptions, plan_command
+from disaggkd_cli.planner.command import EXIT_NOTHING_FITS, PlanOptions, plan_command
 from disaggkd_cli.planner.fit import fits, frontier, largest_teacher, smallest_remedy, with_tokens
 from disaggkd_cli.planner.inputs import workload_of
 from disaggkd_cli.planner.models import resolve_model
@@ -333,10 +333,6 @@ def test_too_short_a_run_is_refused(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 1}\n')
     with pytest.raises(UserError, match="at least 4"):
         read_run(tmp_path)
-
-
-def test_every_option_has_its_help():
-    assert set(OPTION_HELP) == set(PlanOptions.__dataclass_fields__)
 
 
 _COLD = """
