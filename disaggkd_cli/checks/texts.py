@@ -38,8 +38,9 @@ def check_labels(subject: Subject) -> CheckResult:
         some, bad = _wrong_labels(dataset)
         checked, wrong = checked + some, wrong + bad
     batch = subject.batch
-    for row, lengths in enumerate(batch.document_lengths):
+    for row, (sequence_length, lengths) in enumerate(zip(_lengths(subject), batch.document_lengths, strict=True)):
         ids, labels = batch.input_ids[row].cpu().numpy(), batch.labels[row].cpu().numpy()
+        lengths = (*lengths[:-1], lengths[-1] - (len(ids) - sequence_length))  # without the padding
         some, bad = _wrong_in_row(ids, labels, np.asarray(lengths))
         checked, wrong = checked + some, wrong + bad
     return judge(

@@ -39,14 +39,15 @@ class Sequence:
 class MicroBatch:
     """Rows padded on the right to the longest of them.
 
-    No attention mask exists anywhere: attention is causal, and padding is a document of its own that is never
-    supervised, so it can change nothing.
+    No attention mask exists anywhere: attention is causal, and padding goes on where the row's last document ends and
+    is never supervised, so it can change nothing. Were it a document of its own, positions would start again at it, and
+    transformers would take each padded batch for a packed one: a mask of [S, S] for each row instead of causal kernels.
     """
 
     input_ids: Tensor
     """[B, S] int64."""
     document_lengths: tuple[tuple[int, ...], ...]
-    """Tokens of each document, row by row; every row sums to S, its padding (if any) being the last document."""
+    """Tokens of each document, row by row; every row sums to S, its last document being longer by the row's padding."""
     labels: Tensor
     """[B, S] int64 next-token labels (already shifted); -100 = not supervised."""
     row_lengths: tuple[int, ...] | None = None
@@ -198,8 +199,8 @@ def collate(sequences: SequenceOf[Sequence], pad_id: int, multiple: int = 1, lim
             raise ValueError(f"documents of {sequence.document_lengths} tokens in a sequence of {len(sequence)}")
         input_ids[row, : len(sequence)] = sequence.input_ids
         labels[row, : len(sequence)] = sequence.labels
-        padding = longest - len(sequence)
-        document_lengths.append((*sequence.document_lengths, padding) if padding else tuple(sequence.document_lengths))
+        *others, last = sequence.document_lengths
+        document_lengths.append((*others, last + longest - len(sequence)))
     batch = MicroBatch(
         torch.from_numpy(input_ids), tuple(document_lengths), torch.from_numpy(labels), tuple(map(len, sequences))
     )

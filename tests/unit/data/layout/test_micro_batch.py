@@ -22,12 +22,14 @@ def sequence(lengths, first=10):
     return Sequence(ids, labels, tuple(lengths))
 
 
-def test_rows_are_padded_to_the_longest_and_padding_is_a_document_without_labels():
+def test_rows_are_padded_to_the_longest_and_padding_continues_the_last_document_without_labels():
     batch = collate([sequence((2, 3)), sequence((3,), first=20)], pad_id=7)
     assert batch.input_ids.tolist() == [[10, 11, 12, 13, 14], [20, 21, 22, 7, 7]]
     assert batch.labels.tolist() == [[11, -100, 13, 14, -100], [21, 22, -100, -100, -100]]
-    assert batch.document_lengths == ((2, 3), (3, 2))
-    assert batch.position_ids.tolist() == [[0, 1, 0, 1, 2], [0, 1, 2, 0, 1]]
+    assert batch.document_lengths == ((2, 3), (5,))
+    assert batch.position_ids.tolist() == [[0, 1, 0, 1, 2], [0, 1, 2, 3, 4]]
+    assert batch.row_lengths == (5, 3)
+    assert batch.token_mask.tolist() == [[True] * 5, [True, True, True, False, False]]
     assert batch.rows.tolist() == [0, 2, 3, 5, 6]
     assert batch.row_labels.tolist() == [11, 13, 14, 21, 22]
     assert batch.supervised_count == 5
@@ -37,7 +39,7 @@ def test_rows_are_padded_to_the_longest_and_padding_is_a_document_without_labels
 def test_a_pad_id_that_is_also_a_real_token_changes_nothing():
     real_end = Sequence(np.asarray([1, 2], np.int32), np.asarray([2, IGNORE], np.int32), (2,))
     batch = collate([real_end, sequence((4,))], pad_id=2)
-    assert batch.document_lengths[0] == (2, 2)
+    assert batch.document_lengths[0] == (4,) and batch.row_lengths[0] == 2
     assert batch.rows.tolist()[0] == 0 and batch.row_labels.tolist()[0] == 2
 
 

@@ -20,7 +20,7 @@ def marked(batch, row, tokenizer):
     """A row as text; each label must be the token that follows it."""
     text, inside = "", False
     ids, labels = batch.input_ids[row].tolist(), batch.labels[row].tolist()
-    padding = batch.document_lengths[row][-1] if len(batch.document_lengths[row]) > 1 else 0
+    padding = len(ids) - batch.row_lengths[row]
     for place, token in enumerate(ids):
         predicted = place > 0 and labels[place - 1] != IGNORE
         if predicted:
