@@ -62,7 +62,7 @@ def test_hostile_sizes_are_refused_by_run_check_and_plan(model, tmp_path, kind):
     changes, message = HOSTILE[kind]
     edit(model, changes)
     config = write_config(tmp_path / "run.yaml", teacher__model=str(model), run_dir=str(tmp_path / "run"))
-    started = time.monotonic()
+    started = time.process_time()
     with pytest.raises(UserError) as caught:
         load(config, running=True)
     assert f"teacher.model: {model}/config.json: {message}" in str(caught.value)
@@ -70,7 +70,7 @@ def test_hostile_sizes_are_refused_by_run_check_and_plan(model, tmp_path, kind):
         resolve_model(str(model), "student.model")
     assert f"student.model: {model}/config.json: {message}" in str(caught.value)
     assert "take the config.json that belongs to" in str(caught.value)
-    assert time.monotonic() - started < 5
+    assert time.process_time() - started < 5
 
 
 def test_nesting_and_other_files_are_refused(model):
@@ -102,10 +102,10 @@ def test_nesting_and_other_files_are_refused(model):
 def test_a_huge_tokenizer_is_refused_unread(model):
     with (model / "tokenizer.json").open("wb") as opened:
         opened.truncate(2**35)
-    started = time.monotonic()
+    started = time.process_time()
     with pytest.raises(UserError, match=r"tokenizer.json has 32.00 GiB, and no tokenizer is that large"):
         verify_model_directory(str(model), "teacher.model")
-    assert time.monotonic() - started < 1
+    assert time.process_time() - started < 1  # of the processor, which reading it would take many of
 
 
 def test_fresh_weights_must_fit_this_machine(model, tmp_path):

@@ -65,3 +65,21 @@ def test_a_leak_that_shows_with_other_neighbours_only_is_caught():
     torch.manual_seed(0)
     with pytest.raises(UserError, match="see each other"):
         verify_packing(Hearsay(), VOCABULARY, "the teacher")
+
+
+class Shifted(torch.nn.Module):
+    """A document's states depend on where in its row it stands, though on none of its neighbours' tokens."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = torch.nn.Embedding(VOCABULARY, 16)
+
+    def forward(self, input_ids, position_ids, **arguments):
+        places = torch.arange(input_ids.shape[1])[None, :, None]
+        return SimpleNamespace(last_hidden_state=self.table(input_ids) + 0.1 * (places - position_ids[..., None]))
+
+
+def test_a_leak_that_no_neighbours_token_shows_is_caught():
+    torch.manual_seed(0)
+    with pytest.raises(UserError, match="see each other"):
+        verify_packing(Shifted(), VOCABULARY, "the teacher")

@@ -70,7 +70,6 @@ def test_neither_who_builds_nor_who_maps_holds_the_tokens(tmp_path):
     print(built, mapped)
     megabytes_of_tokens = built["tokens"] * 8 / (1 << 20)
     assert mapped["tokens"] == built["tokens"] > MEGABYTES << 18
-    assert mapped["seconds"] < built["seconds"]
     assert mapped["peak"] < 0.1 * megabytes_of_tokens
     # Text and tokens of a few batches on their way, and the index of rows.
     assert built["peak"] < 0.8 * megabytes_of_tokens
