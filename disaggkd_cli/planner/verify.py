@@ -23,7 +23,7 @@ from disaggkd_cli.planner.terms import total
 from disaggkd_cli.planner.workload import Cluster, Workload, is_hybrid, is_sparse
 
 MAX_LAYERS, MAX_TOKENS = 6, 8192
-BAND_DENSE, BAND_OTHER = 0.02, 0.10
+BAND_DENSE, BAND_OTHER, BAND_BUILT = 0.02, 0.10, 0.25
 
 _GROUPS = {
     "Sharded Param": "sharded weights",
@@ -133,8 +133,9 @@ def verify(work: Workload, fields: dict[str, Any]) -> Verified:
     for one in phase.terms:
         group = _FIRST_WORDS.get(one.name, "activations and loss")
         predicted[group] = predicted.get(group, 0.0) + one.value
-    sparse = is_sparse(work.student) or is_hybrid(work.student)
-    return Verified(work, predicted, traced, phase.name, BAND_OTHER if sparse else BAND_DENSE)
+    other = is_sparse(work.student) or is_hybrid(work.student)
+    band = BAND_BUILT if work.student.built else BAND_OTHER if other else BAND_DENSE
+    return Verified(work, predicted, traced, phase.name, band)
 
 
 def _plain(verified: Verified) -> dict[str, Any]:
