@@ -116,7 +116,7 @@ ERROR_BANDS = {
     "activations of classes that are counted on the meta device": "±25 %",
     "memory reserved on the GPU (expandable_segments)": "-6 % to +3 %",
     "times, dense models, published runs held out of the fit": "median 3 %, nine in ten within 9 %, worst 21 %",
-    "times, mixtures of experts, published runs held out of the fit": "median 23 %, worst +112 %",
+    "times, mixtures of experts, published runs held out of the fit": "median 24 %, worst +111 %",
     "times of delta nets, and on architectures without published runs": "not known; calibrate with one run",
 }
 

@@ -41,12 +41,12 @@ class Kernels:
 
     rates: dict[str, Rates] = field(
         default_factory=lambda: {
-            "ampere": Rates(matmul=1.0, attention=0.384, half_length=2549, pointwise=1.0),
-            "hopper": Rates(matmul=0.955, attention=0.233, half_length=0, pointwise=3.67),
+            "ampere": Rates(matmul=1.0, attention=0.384, half_length=2548, pointwise=1.0),
+            "hopper": Rates(matmul=0.954, attention=0.233, half_length=0, pointwise=3.66),
         }
     )
-    experts: float = 0.327
-    compiled: float = 0.299
+    experts: float = 0.324
+    compiled: float = 0.294
     exposed: float = 1.0
     delta_net: float = 0.25
     float8: float = 1.36
