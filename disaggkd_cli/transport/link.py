@@ -91,14 +91,14 @@ class Link:
         self._next_header = None
         arriving.wait()
         message = self._messages_in[0]
+        self._messages_in.reverse()
+        self._next_header = self._post_header()  # at once: the peer's next message waits for it
         header = Header.decode(message[:HEADER_BYTES].numpy().tobytes())
         if header.run != self._run:
             raise ProtocolError(f"{self.name}: a header of another run (number {header.run:x}, ours is {self._run:x})")
         if header.generation != self.generation:
             raise ProtocolError(f"{self.name}: a header of generation {header.generation}, not {self.generation}")
         self._inline_in = self._body_of(message, header)
-        self._messages_in.reverse()
-        self._next_header = self._post_header()
         return header
 
     def inline_body(self) -> Tensor | None:
