@@ -23,6 +23,7 @@ class Owner:
     def __init__(self):
         self.identity = Identity("student 0")
         self.timeout = 10.0
+        self.cuda = None
         self.delivered_tickets, self.rejected_tickets = [], []
 
     def next_link_number(self):
