@@ -17,6 +17,7 @@ from disaggkd_cli.errors import UserError
 from disaggkd_cli.losses import Head
 from disaggkd_cli.model_files import TensorEntry, tensor_entries
 from disaggkd_cli.models.head import head_of, head_semantics, verify_split
+from disaggkd_cli.models.kernels import choose_kernels_by_device
 from disaggkd_cli.models.tensors import odd_tensors, verify_tensors
 from disaggkd_cli.models.values import verify_head_values
 
@@ -96,7 +97,7 @@ def without_weights(source: ModelSource, dtype: torch.dtype, key: str) -> nn.Mod
             model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=source.trust_remote_code)
     except Exception as error:  # whatever a model's class says of a configuration that makes no model
         raise UserError(f"{key}: {_unreadable(source, error)}") from None
-    return model.eval()
+    return choose_kernels_by_device(model.eval())
 
 
 def load_causal_lm(
@@ -151,7 +152,7 @@ def load_causal_lm(
     shapes = {name: entry.shape for name, entry in entries.items()}
     info["unexpected_keys"] = set(info["unexpected_keys"]) - set(elsewhere)
     verify_tensors(model, info, f"{key}: {source.name}", shapes)
-    return prepare_gguf(model).eval()
+    return choose_kernels_by_device(prepare_gguf(model).eval())
 
 
 def prepare_gguf(model: nn.Module) -> nn.Module:

@@ -8,6 +8,7 @@ from transformers import AutoModelForCausalLM
 
 from disaggkd_cli.config import Config
 from disaggkd_cli.errors import UserError
+from disaggkd_cli.models.kernels import choose_kernels_by_device
 from disaggkd_cli.models.layers import student_from_layers
 from disaggkd_cli.models.load import load_causal_lm, load_config, resolve_source, teacher_source
 from disaggkd_cli.models.lora import add_adapters
@@ -44,7 +45,7 @@ def _starting_weights(config: Config) -> nn.Module:
         except Exception as error:  # whatever a model's class says of a configuration that makes no model
             told = " ".join(f"{type(error).__name__}: {error}".split())
             raise UserError(f"student.from_config: {source.name} makes no model ({told[:300]})") from None
-        return model.eval()
+        return choose_kernels_by_device(model.eval())
     source = resolve_source(student.model, trust_remote_code=student.trust_remote_code)
     return load_causal_lm(source, torch.float32, "student.model")
 
