@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from disaggkd_cli.config import Config, load, to_yaml
+from disaggkd_cli.config.linear_attention import missing_kernels
 from disaggkd_cli.errors import DisaggkdError, RunError, UserError
+from disaggkd_cli.gpus import gpus_here
 from disaggkd_cli.launch import STUDENT, TEACHER, Place, discover_rendezvous, find_place, threads_for, under_launcher
 from disaggkd_cli.layouts import AUTO, asked_layout, facts_of, require
 from disaggkd_cli.planner.models import local_fields
@@ -45,6 +47,9 @@ def run_job(
 
             print("\n".join(look_at_texts(config.data)))
         _print_places(config, command)
+        if config.launch.device == "cuda" or (config.launch.device == "auto" and gpus_here()):
+            for line in missing_kernels(config, local_fields):
+                print(f"warning: {line}")
         return 0
     if under_launcher() is None and command != TEACHER:
         return _supervised(command, config, [path, *overrides], resume, restarts)

@@ -11,11 +11,13 @@ import torch
 import torch.distributed as dist
 
 from disaggkd_cli.config import Config
+from disaggkd_cli.config.linear_attention import missing_kernels
 from disaggkd_cli.errors import DisaggkdError, SavedAndResumable, UserError
 from disaggkd_cli.launch import Place, threads_for
 from disaggkd_cli.layouts import AUTO, PIPELINE
 from disaggkd_cli.layouts.stages import idle_for_want_of_requests
 from disaggkd_cli.models.load import DTYPES
+from disaggkd_cli.planner.models import local_fields
 from disaggkd_cli.runtime import init_group, logger, meet, set_up
 from disaggkd_cli.training.build import build_components, build_module, open_source
 from disaggkd_cli.training.checkpoint import Checkpointer, load_training_state
@@ -84,7 +86,8 @@ def _run(
 
     threads = threads_for(config, place)
     log(f"{place.size} student ranks, {config.teacher_ranks} teacher ranks; {threads} CPU threads a rank")
-    if line := _idle_stages(config):
+    slow = missing_kernels(config, local_fields) if device.type == "cuda" else []
+    for line in (*slow, *filter(None, [_idle_stages(config)])):
         log(f"warning: {line}")
     components = build_components(config, log, directory.root)
     module, optimizer = build_module(config, components, device, log)

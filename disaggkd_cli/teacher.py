@@ -11,12 +11,14 @@ import transformers
 from torch import Tensor, nn
 
 from disaggkd_cli.config import Config
+from disaggkd_cli.config.linear_attention import missing_kernels
 from disaggkd_cli.data import load_tokenizer, tokenizer_fingerprint
 from disaggkd_cli.errors import RunError
 from disaggkd_cli.launch import Place
 from disaggkd_cli.layouts import PIPELINE
 from disaggkd_cli.models import model_fingerprint, requested_states
 from disaggkd_cli.models.verified import VerifiedTeacher, load_verified_teacher
+from disaggkd_cli.planner.models import local_fields
 from disaggkd_cli.runtime import logger, meet, set_up
 from disaggkd_cli.training.run_directory import RunDirectory
 from disaggkd_cli.transport import Identity, Request, Served, serve
@@ -37,6 +39,8 @@ def run_teacher(config: Config, place: Place, directory: RunDirectory | None) ->
     """
     device = set_up(config, place, directory)
     logger.info("loading %s", config.teacher.model)
+    for line in missing_kernels(config, local_fields) if device.type == "cuda" else ():
+        logger.warning("%s", line)
     stop = threading.Event()
 
     def teach(teacher: VerifiedTeacher, forward: Forward, at_once: int = 1) -> Served:

@@ -8,8 +8,10 @@ from pathlib import Path
 from rich.console import Console
 
 from disaggkd_cli.config import Config
+from disaggkd_cli.config.linear_attention import missing_kernels
 from disaggkd_cli.errors import UserError
 from disaggkd_cli.planner.inputs import workload_of
+from disaggkd_cli.planner.models import local_fields
 from disaggkd_cli.planner.options import PlanOptions
 from disaggkd_cli.planner.plan import Plan, as_json, figures, make_plan
 from disaggkd_cli.planner.terms import explain
@@ -45,6 +47,9 @@ def plan_command(config: Config, options: PlanOptions, console: Console | None =
         return measure_command(work, options.measure, options.calibrate, options.output, options.json, console)
     plan = make_plan(work, options.gpus, with_knobs=options.explain is None)
     _print(plan, options, console)
+    if not options.json and not options.explain and config.launch.device != "cpu":
+        for line in missing_kernels(config, local_fields):
+            console.print(printable(f"warning: {line}"), markup=False, highlight=False)
     return EXIT_FITS if plan.verdict.mode else EXIT_NOTHING_FITS
 
 
