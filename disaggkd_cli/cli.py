@@ -11,6 +11,7 @@ import typer
 from disaggkd_cli import __version__
 from disaggkd_cli.bench.commands import bench_app
 from disaggkd_cli.errors import DisaggkdError
+from disaggkd_cli.gpus import prepare_allocator
 
 app = typer.Typer(
     name="disaggkd",
@@ -219,6 +220,7 @@ def env() -> None:
 
 def main() -> None:
     """Run the command line; errors meant for a person become one message and their exit code."""
+    prepare_allocator()
     try:
         app()
     except DisaggkdError as error:

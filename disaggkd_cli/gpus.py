@@ -7,12 +7,15 @@ import os
 import re
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from pathlib import Path
 
 from disaggkd_cli.errors import UserError
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+SHARE = "DISAGGKD_SHARE_GPUS"
+"""Variable of the environment: with 1, jobs of this machine may take the same GPU."""
+_ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
 _QUERY = ["nvidia-smi", "--query-gpu=index,uuid", "--format=csv,noheader"]
 _QUERY_SECONDS = 20.0
 
@@ -27,8 +30,14 @@ def gpus_here(environment: Mapping[str, str] = os.environ, devices: Path = Path(
     known = _identifiers() or {str(number): str(number) for number in range(count)}
     if visible is None:
         return list(known.values())
-    wanted = [name.strip() for name in visible.split(",")]
-    return [known.get(name, name) for name in wanted]
+    return [_known_as(name.strip(), known) for name in visible.split(",")]
+
+
+def _known_as(name: str, known: Mapping[str, str]) -> str:
+    """Return the UUID that a number, or the beginning of a UUID, stands for; a name that is not known as it is."""
+    if name in known:
+        return known[name]
+    return next((one for one in known.values() if name.startswith("GPU-") and one.startswith(name)), name)
 
 
 def _identifiers() -> dict[str, str]:
@@ -39,6 +48,29 @@ def _identifiers() -> dict[str, str]:
         return {}
     pairs = [line.split(",") for line in told.splitlines() if line.count(",") == 1]
     return {index.strip(): identifier.strip() for index, identifier in pairs}
+
+
+def prepare_allocator(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Have torch's allocator grow its segments, as `plan` reckons, unless the user configured it; before torch starts.
+
+    Without it a GPU loses up to half of its memory to gaps between blocks of changing sizes.
+    """
+    if _ALLOCATOR not in environment and "PYTORCH_ALLOC_CONF" not in environment:
+        environment[_ALLOCATOR] = "expandable_segments:True"
+
+
+def hold_gpus(count: int, job: str, environment: Mapping[str, str] = os.environ) -> HeldGpus:
+    """Hold the first `count` GPUs that are visible here, which `count` ranks started here would take.
+
+    GPUs that nvidia-smi does not identify are not held: in containers and under SLURM a number means another GPU to
+    each job. Nor are any with `DISAGGKD_SHARE_GPUS=1`.
+
+    Raises:
+        UserError: another job holds one of them.
+    """
+    if not count or environment.get(SHARE) == "1":
+        return HeldGpus([], job)
+    return HeldGpus([name for name in gpus_here(environment)[:count] if not name.isdigit()], job)
 
 
 class HeldGpus:
@@ -76,7 +108,8 @@ class HeldGpus:
             os.close(file)
             raise UserError(
                 f"{VISIBLE}: GPU {name} of this machine is taken by {holder}; give each job GPUs of its own, such as "
-                f"{VISIBLE}=0,1 for one and {VISIBLE}=2,3 for the other, or wait until that one has ended"
+                f"{VISIBLE}=0,1 for one and {VISIBLE}=2,3 for the other, or wait until that one has ended "
+                f"({SHARE}=1 lets jobs share a GPU)"
             ) from None
         self._files.append(file)
         try:
@@ -84,6 +117,12 @@ class HeldGpus:
             os.write(file, f"{job} (process {os.getpid()})\n".encode())
         except OSError:
             pass  # another user's file, or a full disk: the lock holds, its holder goes unnamed
+
+    def __enter__(self) -> HeldGpus:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """Let go of all of them."""

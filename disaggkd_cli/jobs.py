@@ -10,7 +10,7 @@ from pathlib import Path
 from disaggkd_cli.config import Config, load, to_yaml
 from disaggkd_cli.config.linear_attention import missing_kernels
 from disaggkd_cli.errors import DisaggkdError, RunError, UserError
-from disaggkd_cli.gpus import gpus_here
+from disaggkd_cli.gpus import HeldGpus, gpus_here, hold_gpus
 from disaggkd_cli.launch import STUDENT, TEACHER, Place, discover_rendezvous, find_place, threads_for, under_launcher
 from disaggkd_cli.layouts import AUTO, asked_layout, facts_of, require
 from disaggkd_cli.planner.models import local_fields
@@ -106,12 +106,14 @@ def _roles(command: str) -> tuple[str, ...]:
 
 
 def _supervised(command: str, config: Config, arguments: list[str], resume: str, restarts: int) -> int:
-    directory = prepare(config.run_dir, to_yaml(config), resume=resume != "never")
-    try:
-        code = supervise(config, _roles(command), arguments, directory, resume=resume, restarts=restarts)
-    except DisaggkdError as error:
-        _record_failure(directory, error)
-        raise
+    roles = _roles(command)
+    with _hold_gpus(config, command, len(places(config, roles, "", None))):
+        directory = prepare(config.run_dir, to_yaml(config), resume=resume != "never")
+        try:
+            code = supervise(config, roles, arguments, directory, resume=resume, restarts=restarts)
+        except DisaggkdError as error:
+            _record_failure(directory, error)
+            raise
     if code == 75:
         status = read_status(directory)
         print(f"disaggkd: {status.reason if status else 'stopped and saved'}", file=sys.stderr)
@@ -122,7 +124,13 @@ def _supervised_replica(config: Config, arguments: list[str]) -> int:
     """Run one teacher replica of several ranks here, with logs beside the student's where that runs here too."""
     directory = RunDirectory(Path(config.run_dir).expanduser())
     directory.logs.mkdir(parents=True, exist_ok=True)
-    return supervise(config, (TEACHER,), arguments, directory, resume="never", restarts=0)
+    with _hold_gpus(config, TEACHER, config.teacher.ranks_per_replica):
+        return supervise(config, (TEACHER,), arguments, directory, resume="never", restarts=0)
+
+
+def _hold_gpus(config: Config, command: str, ranks: int) -> HeldGpus:
+    """Keep other bare jobs of this machine off the GPUs of this one's ranks; schedulers share out their own."""
+    return hold_gpus(0 if config.launch.device == "cpu" else ranks, f"`disaggkd {command}` of {config.run_dir}")
 
 
 def _record_failure(directory: RunDirectory, error: DisaggkdError) -> None:
@@ -138,7 +146,8 @@ def _one_rank(command: str, config: Config, resume: str) -> int:
     place = find_place(config, command)
     try:
         if place.role == TEACHER:
-            return _teach(config, place)
+            with _hold_gpus(config, TEACHER, int(place.launcher == "single")):
+                return _teach(config, place)
         directory = RunDirectory(Path(config.run_dir).expanduser())
         if place.rank == 0 and place.launcher != "disaggkd":
             directory = prepare(config.run_dir, to_yaml(config), resume=resume != "never" or place.attempt > 0)

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from disaggkd_cli.addresses import listen, split_endpoint
+from disaggkd_cli.collective_timeouts import stuck_collective
 from disaggkd_cli.config import Config
 from disaggkd_cli.errors import RunError, UserError
 from disaggkd_cli.launch import STUDENT, TEACHER, Place, child_environment
@@ -204,7 +205,7 @@ class _Supervisor:
         hopeless = first.process.returncode > 0 and progress == self.progress
         if self.signals or hopeless or self.attempt >= self.restarts:
             self._show(students, 1)
-            said = f"{first.place.name} {_ending(first.process.returncode)}"
+            said = f"{first.place.name} {_ending(first.process.returncode)}{_why(students)}"
             if hopeless:
                 said += " before it reached a new checkpoint, so starting it again would end the same way"
             elif self.attempt:
@@ -213,8 +214,8 @@ class _Supervisor:
         self.attempt += 1
         self.progress = progress
         _say(
-            f"{first.place.name} {_ending(first.process.returncode)}; starting the student again from its newest valid "
-            f"checkpoint (restart {self.attempt} of {self.restarts})"
+            f"{first.place.name} {_ending(first.process.returncode)}{_why(students)}; starting the student again from "
+            f"its newest valid checkpoint (restart {self.attempt} of {self.restarts})"
         )
         for child in students:
             self.children.remove(child)
@@ -256,7 +257,7 @@ class _Supervisor:
             )
             return
         whole = "" if len(ranks) == 1 else f" with all {len(ranks)} ranks of its replica"
-        _say(f"{first.place.name} {_ending(code)}; starting it again{whole}")
+        _say(f"{first.place.name} {_ending(code)}{_why(ranks)}; starting it again{whole}")
         for child in ranks:
             self.children.append(self._start(replace(child.place, attempt=restarts + 1), restarts + 1))
 
@@ -317,6 +318,14 @@ def _ending(code: int) -> str:
     if code < 0:
         return f"was killed by {signal.Signals(-code).name}"
     return f"ended with exit code {code}"
+
+
+def _why(ranks: Sequence[Child]) -> str:
+    """Say, where torch aborted ranks over a stuck collective, which one it was."""
+    if all(child.process.returncode != -signal.SIGABRT for child in ranks):
+        return ""
+    told = stuck_collective((child.place.name, child.output) for child in ranks)
+    return f" ({told})" if told else " (torch does so when a collective waited too long; what it says stands above)"
 
 
 def _tail(path: Path | None, lines: int = 12) -> str:
