@@ -130,12 +130,14 @@ def test_a_pattern_that_freezes_nothing(config):
 def test_a_teacher_that_cannot_start_is_heard(config, tmp_path):
     """The teacher's own message reaches the terminal, though its output goes to a file."""
     shutil.copytree(TINY_TEACHER, tmp_path / "model")
-    settings = json.loads((tmp_path / "model" / "config.json").read_text())
-    settings["num_hidden_layers"] = 6
-    (tmp_path / "model" / "config.json").write_text(json.dumps(settings))
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    with torch.no_grad():
+        model.model.layers[0].mlp.up_proj.weight[3, 5] = float("nan")
+    model.save_pretrained(tmp_path / "model")
     arguments = ("student.from_teacher=null", f"student.model={TINY_TEACHER}", f"teacher.model={tmp_path}/model")
     output = refused("run", str(config), *arguments)
-    assert "weights of a llama model, first" in output
+    assert "teacher 0 could not start" in output
+    assert "up_proj.weight" in output
 
 
 def test_a_gpu_that_is_not_there(config):
