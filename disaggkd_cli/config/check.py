@@ -165,8 +165,6 @@ def _flash_attention(config: Config) -> Iterator[str]:
             yield f"{key} computes in 16 bits; set {name}.dtype=bfloat16"
         if config.launch.device == "cpu":
             yield f"{key} needs a GPU, but launch.device=cpu; use auto, eager or sdpa"
-        if config.data.packing == "on":
-            yield f"{key} keeps packed documents apart in batches of one row only; use sdpa, or set data.packing=auto"
 
 
 def _lora(student: Any) -> Iterator[str]:

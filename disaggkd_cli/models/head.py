@@ -14,6 +14,7 @@ from torch.nn.utils import parametrize
 
 from disaggkd_cli.errors import UserError
 from disaggkd_cli.losses import Head
+from disaggkd_cli.models.attention import document_boundaries
 from disaggkd_cli.models.values import verify_logits
 
 
@@ -35,14 +36,18 @@ def hidden_states(backbone: nn.Module, input_ids: Tensor, position_ids: Tensor) 
         input_ids: [B, S] int64.
         position_ids: [B, S] int64, restarting at each document.
     """
-    return backbone(input_ids=input_ids, position_ids=position_ids, use_cache=False).last_hidden_state
+    bounds = document_boundaries(backbone, position_ids)
+    return backbone(input_ids=input_ids, position_ids=position_ids, use_cache=False, **bounds).last_hidden_state
 
 
 def states_and_router_logits(
     backbone: nn.Module, input_ids: Tensor, position_ids: Tensor
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Return what `hidden_states` does, and the logits [B * S, E] of the router of each layer that has one."""
-    out = backbone(input_ids=input_ids, position_ids=position_ids, use_cache=False, output_router_logits=True)
+    out = backbone(
+        input_ids=input_ids, position_ids=position_ids, use_cache=False, output_router_logits=True,
+        **document_boundaries(backbone, position_ids),
+    )  # fmt: skip
     return out.last_hidden_state, tuple(out.router_logits)
 
 

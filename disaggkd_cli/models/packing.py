@@ -33,7 +33,7 @@ def decide_packing(config: Config) -> tuple[bool, str]:
     if config.data.packing != "auto":
         return config.data.packing == "on", f"data.packing={config.data.packing}"
     if FLASH in (config.teacher.attention, config.student.attention):
-        return False, "flash_attention_2 keeps packed documents apart in batches of one row only"
+        return False, "flash_attention_2 packs only with data.packing=on: not proved on a GPU yet"
     teacher = teacher_source(config)
     for model_config in (load_config(teacher, "teacher.model"), student_source_config(config)):
         packs, reason = packs_documents(model_config)

@@ -67,7 +67,6 @@ def load_verified_teacher(
         set_attention(model, attention, "teacher.attention")
     head = head_of(model)
     verify_split(model, head, f"teacher.model {source.name}")
-    set_attention(model, attention, "teacher.attention")  # one that needs a GPU, when it was verified on the CPU
     vocabulary, width = head.weight.shape
     kept = None
     if keep_head is not None:
@@ -79,6 +78,9 @@ def load_verified_teacher(
     del model, head
     if check_packing:
         verify_packed_documents(config, teacher)
+    set_attention(
+        teacher.backbone, attention, "teacher.attention"
+    )  # one that needs a GPU, where it was verified on the CPU
     return teacher
 
 

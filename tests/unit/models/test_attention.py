@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from disaggkd_cli.config import Config, DataConfig, LaunchConfig, StudentConfig, TeacherConfig, check
+from disaggkd_cli.config import Config, LaunchConfig, StudentConfig, TeacherConfig, check
 from disaggkd_cli.errors import UserError
 from disaggkd_cli.models import attention, decide_packing, set_attention
 from tests.support.models import tiny_model
@@ -47,10 +47,6 @@ def _no_such_kernels(self, name):
         (
             Config(teacher=TeacherConfig(attention="flash_attention_2"), launch=LaunchConfig(device="cpu")),
             "teacher.attention: flash_attention_2 needs a GPU",
-        ),
-        (
-            Config(teacher=TeacherConfig(attention="flash_attention_2"), data=DataConfig(packing="on")),
-            "keeps packed documents apart in batches of one row only",
         ),
     ],
 )
