@@ -30,6 +30,7 @@ from disaggkd_cli.training.publish import card_of, push_to_hub
 from disaggkd_cli.training.resume import choose_checkpoint
 from disaggkd_cli.training.run_directory import RunDirectory, Status, write_environment
 from disaggkd_cli.training.schedule import WorkPlan
+from disaggkd_cli.training.tracking import wanted_trackers
 from disaggkd_cli.transport import StopReason
 
 
@@ -75,6 +76,7 @@ def _run(
 ) -> None:
     signals = StopSignals()
     device = set_up(config, place, directory)
+    wanted_trackers(config.log)  # a missing client is said before anything is loaded
     store = meet(config, place, timeout=config.transport.timeout)
     init_group(config, place, store, device)
     leader = place.rank == 0
@@ -110,7 +112,7 @@ def _run(
     metrics = None
     if leader:
         write_environment(directory, _versions(), _placement(config, place, device))
-        metrics = MetricsLog(directory, done)
+        metrics = MetricsLog(directory, done, config.log)
     plan = WorkPlan(config, components.splits.train, components.splits.evaluation, place.rank, components.pad_id)
     left = done < config.train.steps
     source, pool = open_source(config, components, place.rank, store, device, plan.items(done), log, wait=left)

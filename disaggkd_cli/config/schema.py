@@ -342,6 +342,23 @@ class ExportConfig:
 
 
 @dataclass
+class LogConfig:
+    """Where figures go besides `run_dir/metrics.jsonl`. A resumed run goes on with its own run at each tracker."""
+
+    tensorboard: bool = True
+    """TensorBoard event files in `run_dir/tensorboard`, where tensorboard is installed."""
+
+    wandb: str | None = None
+    """A project of Weights & Biases; needs the extra wandb."""
+
+    mlflow: str | None = None
+    """An experiment of MLflow, on the server that MLFLOW_TRACKING_URI names; needs the extra mlflow."""
+
+    trackio: str | None = None
+    """A project of Trackio; needs the extra trackio."""
+
+
+@dataclass
 class HardwareConfig:
     """What `plan` assumes; a run itself ignores it."""
 
@@ -397,6 +414,7 @@ class Config:
     transport: TransportConfig = field(default_factory=TransportConfig)
     launch: LaunchConfig = field(default_factory=LaunchConfig)
     export: ExportConfig = field(default_factory=ExportConfig)
+    log: LogConfig = field(default_factory=LogConfig)
     hardware: HardwareConfig = field(default_factory=HardwareConfig)
 
     @property

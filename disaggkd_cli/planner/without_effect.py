@@ -1,5 +1,9 @@
 """Keys of a config that change nothing in a plan, and why. Every other key of the schema changes it; a test looks."""
 
+from dataclasses import fields
+
+from disaggkd_cli.config import LogConfig
+
 _ORDER = "which texts, and in what order; a plan counts tokens"
 _TIMES_NOT_MODELLED = "evaluation and checkpoint writes are not modelled"
 _OPTIMISATION = "changes values, not sizes"
@@ -47,8 +51,10 @@ WITHOUT_EFFECT: dict[str, str] = {
     "transport.timeout": "after a fault",
     "transport.teacher_wait": "after a fault",
     "transport.checksum": "host side, gloo only",
+    "transport.mixed_teachers": "which teachers may serve, not what they take",
     "launch.rendezvous": "an address",
     "launch.threads": "host side",
     "launch.bind": "an address",
+    **{f"log.{field.name}": "where figures go" for field in fields(LogConfig)},
 }
 """Dotted key -> why it changes nothing."""

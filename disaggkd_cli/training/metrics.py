@@ -1,4 +1,4 @@
-"""Measured figures of a run: one JSON object a line, and TensorBoard beside it where it is installed."""
+"""Measured figures of a run: one JSON object a line, and the trackers that the config names beside it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from disaggkd_cli import files
+from disaggkd_cli.config import LogConfig
 from disaggkd_cli.training.run_directory import RunDirectory
+from disaggkd_cli.training.tracking import Trackers
 
 
 class MetricsLog:
@@ -16,28 +18,27 @@ class MetricsLog:
     Args:
         directory: the run's directory.
         first_step: steps already done; later lines in an existing file are dropped.
+        settings: the trackers besides.
+
+    Raises:
+        UserError: the client of a tracker that was named is not installed.
     """
 
-    def __init__(self, directory: RunDirectory, first_step: int) -> None:
+    def __init__(self, directory: RunDirectory, first_step: int, settings: LogConfig) -> None:
         _drop_after(directory.metrics, first_step)
         self._file: TextIO = directory.metrics.open("a", encoding="utf-8")
-        self._board = _tensorboard(directory.tensorboard, first_step)
+        self._trackers = Trackers(settings, directory, first_step)
 
     def write(self, step: int, figures: dict[str, Any]) -> None:
         """Record figures of a step (steps are counted from 1: the figure after so many optimizer steps)."""
         self._file.write(json.dumps({"step": step, **figures}) + "\n")
         self._file.flush()
-        if self._board is not None:
-            for name, value in figures.items():
-                if isinstance(value, (int, float)):
-                    self._board.add_scalar(name, value, step)
-            self._board.flush()
+        self._trackers.write(step, figures)
 
     def close(self) -> None:
-        """Close the files."""
+        """Close the file and the trackers."""
         self._file.close()
-        if self._board is not None:
-            self._board.close()
+        self._trackers.close()
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -58,11 +59,3 @@ def _drop_after(path: Path, step: int) -> None:
     if not path.exists():
         return
     files.write_text(path, "".join(json.dumps(line) + "\n" for line in kept))
-
-
-def _tensorboard(path: Path, first_step: int) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        return None
-    return SummaryWriter(str(path), purge_step=first_step + 1)

@@ -58,6 +58,11 @@ class RunDirectory:
         return self.root / "tensorboard"
 
     @property
+    def trackers(self) -> Path:
+        """By which ids trackers know this run, for when it is resumed."""
+        return self.root / "trackers.json"
+
+    @property
     def export(self) -> Path:
         """The finished student as a Hugging Face model directory."""
         return self.root / "student"

@@ -5,6 +5,7 @@ import os
 
 import pytest
 
+from disaggkd_cli.config import LogConfig
 from disaggkd_cli.errors import UserError
 from disaggkd_cli.training.metrics import MetricsLog, read_metrics
 from disaggkd_cli.training.run_directory import RunDirectory, Status, prepare, read_status
@@ -46,13 +47,13 @@ def test_damaged_status_is_no_status(tmp_path):
 
 def test_a_resumed_run_drops_the_lines_it_does_again(tmp_path):
     directory = prepare(tmp_path, "", resume=False)
-    log = MetricsLog(directory, 0)
+    log = MetricsLog(directory, 0, LogConfig())
     for step in range(1, 6):
         log.write(step, {"loss": float(step)})
     log.close()
     with directory.metrics.open("a") as file:
         file.write('{"step": 6, "lo')
-    resumed = MetricsLog(directory, 3)
+    resumed = MetricsLog(directory, 3, LogConfig())
     resumed.write(4, {"loss": 40.0})
     resumed.close()
     lines = [json.loads(line) for line in directory.metrics.read_text().splitlines()]
