@@ -74,3 +74,18 @@ def test_sequences_that_contradict_themselves_are_refused():
         collate([], 0)
     with pytest.raises(ValueError):
         collate([Sequence(np.asarray([1, 2], np.int32), np.asarray([2, -100], np.int32), (1,))], 0)
+
+
+def test_padding_goes_to_the_multiple_but_not_above_the_limit():
+    ids = np.arange(9, dtype=np.int32)
+    row = Sequence(ids, ids, (9,))
+    assert collate([row], 0).input_ids.shape == (1, 9)
+    assert collate([row], 0, multiple=8).input_ids.shape == (1, 16)
+    assert collate([row], 0, multiple=8, limit=12).input_ids.shape == (1, 12)
+    assert collate([row], 0, multiple=8, limit=4).input_ids.shape == (1, 9), "never cut"
+
+
+def test_documents_of_no_tokens_are_refused():
+    for lengths in ([0, 4], [4, 0, 4], [2, 0, 2]):
+        with pytest.raises(ValueError, match="do not fill a row"):
+            lengths_by_row(lengths, 4)
