@@ -73,6 +73,7 @@ def workload_of(config: Config, hardware: str | None = None, gpus: int | None = 
         micro_batch_tokens=config.train.micro_batch_sequences * config.data.sequence_length,
         sequence=config.data.sequence_length,
         accumulation=config.train.accumulation,
+        steps=config.train.steps,
         packed=_packed(config, teacher, student),
         checkpointing=config.student.activation_checkpointing == "full",
         divergence=config.loss.divergence,

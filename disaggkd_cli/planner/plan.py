@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from disaggkd_cli.planner.advice import timing_of
+from disaggkd_cli.planner.alternatives import Alternative, alternatives, figures_of
 from disaggkd_cli.planner.constants import CONSTANTS, ERROR_BANDS, NOT_MODELLED
 from disaggkd_cli.planner.cost import Cost, cost_of
 from disaggkd_cli.planner.fit import Knob, fits, frontier, knobs, largest_teacher, roles_of, usable
@@ -57,6 +59,12 @@ class Plan:
     ring_depth: int
     splits: list[Split]
     gpus: int | None = None
+
+    @cached_property
+    def alternatives(self) -> list[Alternative]:
+        """Other ways to run the same."""
+        chosen = self.modes[self.verdict.mode].cost if self.verdict.mode else None
+        return alternatives(self.modes["colocated_fused"].work, self.work, chosen, self.gpus)
 
 
 def make_plan(work: Workload, gpus: int | None = None, *, with_knobs: bool = True) -> Plan:
@@ -142,6 +150,7 @@ def figures(plan: Plan) -> Iterator[tuple[str, Term]]:
         for part in one.timing.parts:
             slowest = " (the bottleneck)" if part.value == min(one.timing.rates.values()) else ""
             yield f"{mode} / bottleneck / tokens per second that the {part.name} allows{slowest}", part
+    yield from figures_of(plan.alternatives)
     yield "teacher FLOPs a token", teacher_flops(plan.work)
     yield "student FLOPs a token", student_flops(plan.work)
     for name, one in vars(plan.traffic).items():
@@ -164,6 +173,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
         },
         "micro_batch_tokens": work.micro_batch_tokens,
         "modes": {mode: _mode(one) for mode, one in plan.modes.items()},
+        "alternatives": {one.name: _alternative(one) for one in plan.alternatives},
         "recommendation": vars(plan.verdict),
         "teacher_to_student_ratio": plan.ratio,
         "ring_depth": plan.ring_depth,
@@ -234,6 +244,32 @@ def _mode(one: ModePlan) -> dict[str, Any]:
         figures["cost_per_hour"] = one.cost.per_hour
         figures["cost_per_million_tokens"] = one.cost.money(1e6)
     return figures
+
+
+def _alternative(one: Alternative) -> dict[str, Any]:
+    plain = {
+        "run_can": one.runs,
+        "how": one.how,
+        "fits": one.fits,
+        "why_not": one.why_not,
+        "gpus": one.cost.gpus,
+        "ranks": {
+            role: {
+                "peak_bytes": round(memory.peak_bytes),
+                "usable_bytes": round(one.usable[role].value),
+                "binding_phase": memory.binding.name,
+            }
+            for role, memory in one.ranks.items()
+        },
+        "tokens_per_second": one.tokens_per_second,
+        "gpu_hours_per_million_tokens": one.cost.gpu_hours(1e6),
+        "figures": {part.name: part.value for part in one.figures},
+        "notes": one.notes,
+    }
+    if one.cost.per_hour is not None:
+        plain["cost_per_hour"] = one.cost.per_hour
+        plain["cost_per_million_tokens"] = one.cost.money(1e6)
+    return plain
 
 
 def _count(work: Workload, role: str) -> int:

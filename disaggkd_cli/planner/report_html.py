@@ -13,6 +13,8 @@ from disaggkd_cli.planner.network import collective_rate, link_rate
 from disaggkd_cli.planner.plan import ModePlan, Plan, figures
 from disaggkd_cli.planner.report_text import (
     TITLES,
+    alternative_cells,
+    alternative_lines,
     cost_text,
     per_second,
     teacher_text,
@@ -35,6 +37,7 @@ def render_html(plan: Plan) -> str:
         _legend(plan),
         *(_memory(one) for one in plan.modes.values()),
         f"<section><h2>How far it goes</h2>{frontier_svg(plan)}{_knobs(plan)}</section>",
+        _alternatives(plan),
         _traffic(plan),
         _splits(plan),
         _provenance(plan),
@@ -148,6 +151,21 @@ def _knobs(plan: Plan) -> str:
         f"<p>{TITLES[best.mode]}: largest micro-batch now {tokens_text(best.max_micro_batch_tokens)} tokens. What "
         f"moves it:</p><ul>{items}</ul>"
     )
+
+
+def _alternatives(plan: Plan) -> str:
+    priced = any(one.cost.per_hour is not None for one in plan.alternatives)
+    paid = "cost of a billion tokens" if priced else "GPU-hours of a billion tokens"
+    names = ("", "GPUs", "fullest rank, GiB", "speed", paid, "run can")
+    head = f"<tr>{''.join(f'<th>{name}</th>' for name in names)}</tr>"
+    rows = "".join(
+        f"<tr><td>{one.title}</td>{''.join(f'<td>{escape(cell)}</td>' for cell in alternative_cells(one))}</tr>"
+        for one in plan.alternatives
+    )
+    notes = "".join(
+        f"<li><b>{one.title}</b>: {escape('; '.join(alternative_lines(one)))}</li>" for one in plan.alternatives
+    )
+    return f"<section><h2>Alternatives</h2><table>{head}{rows}</table><ul>{notes}</ul></section>"
 
 
 def _traffic(plan: Plan) -> str:

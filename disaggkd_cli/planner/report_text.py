@@ -8,6 +8,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from disaggkd_cli.planner.alternatives import Alternative
 from disaggkd_cli.planner.colours import COMPONENT_COLOURS, family
 from disaggkd_cli.planner.constants import ERROR_BANDS, NOT_MODELLED
 from disaggkd_cli.planner.efficiency import KERNELS
@@ -34,6 +35,8 @@ def print_plan(plan: Plan, console: Console) -> None:
         console.print(_splits_table(plan))
         columns = "micro-batch: sequences × accumulation; again: with activation checkpointing\n"
         console.print(Text(columns, style="dim"))
+    console.print(_alternatives_table(plan))
+    console.print(_alternatives_notes(plan))
     console.print(_notes(plan))
 
 
@@ -267,6 +270,42 @@ def _splits_table(plan: Plan) -> Table:
             split.bottleneck,
         )
     return table
+
+
+def _alternatives_table(plan: Plan) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table.title, table.title_justify = "\nalternatives", "left"
+    priced = any(one.cost.per_hour is not None for one in plan.alternatives)
+    for name in ("", "GPUs", "fullest, GiB", "speed", "10⁹ tokens" if priced else "GPUh, 10⁹", "run can"):
+        table.add_column(name, justify="right" if name else "left", no_wrap=True)
+    for one in plan.alternatives:
+        table.add_row(one.title, *alternative_cells(one))
+    return table
+
+
+def alternative_cells(one: Alternative) -> tuple[str, str, str, str, str]:
+    """GPUs, memory of the fullest rank, speed, cost of a billion tokens (money where prices are known, else
+    GPU-hours), and whether `run` can do it."""
+    cost, role = one.cost, one.fullest
+    gpus = f"{cost.student_gpus} + {cost.teacher_gpus}" if cost.teacher_gpus else str(cost.gpus)
+    memory = f"{one.ranks[role].peak_bytes / 2**30:.1f} of {one.usable[role].value / 2**30:.1f}"
+    money = cost.money(1e9)
+    paid = f"{cost.gpu_hours(1e9) if money is None else money:,.0f}"
+    speed, paid = (per_second(one.tokens_per_second), paid) if one.fits else ("does not fit", "-")
+    return gpus, memory, speed, paid, "yes" if one.runs else "no"
+
+
+def _alternatives_notes(plan: Plan) -> Table:
+    lines = [(one.title, "; ".join(alternative_lines(one))) for one in plan.alternatives]
+    return _labelled([("", ""), *lines, ("", "")])
+
+
+def alternative_lines(one: Alternative) -> list[str]:
+    """What is to be known of an alternative: what it is, how it is had, why it is not."""
+    lines = [*one.notes, one.how]
+    if one.why_not and one.why_not != one.how:
+        lines.append(f"does not fit: {one.why_not}")
+    return lines
 
 
 def _notes(plan: Plan) -> Table:

@@ -36,7 +36,6 @@ WITHOUT_EFFECT: dict[str, str] = {
     "export.dtype": "what a run leaves on disk is not modelled",
     "export.push_to_hub": "after the run",
     "export.private": "after the run",
-    "train.steps": "a plan is of one step",
     "train.learning_rate": _OPTIMISATION,
     "train.warmup_steps": _OPTIMISATION,
     "train.schedule": _OPTIMISATION,

@@ -56,7 +56,7 @@ class Workload:
         teacher_bytes, student_bytes: bytes an element of weights and compute (the student's masters are float32).
         trained: trained share of the student's parameters; `layer_trained`: of its largest layer's; `head_trained`,
             `root_trained`: whether its head, or anything outside of the layers, is among them.
-        micro_batch_tokens: T; sequence: S; accumulation: micro-batches of one step.
+        micro_batch_tokens: T; sequence: S; accumulation: micro-batches of one step; steps: of the whole run.
         supervised: share of the tokens whose rows travel and are trained on.
         quantised: how a teacher's own ranks hold its matrices; None: as `teacher_bytes`. Colocated ones shard them,
             which takes the plain form.
@@ -89,6 +89,7 @@ class Workload:
     micro_batch_tokens: int = 8192
     sequence: int = 4096
     accumulation: int = 1
+    steps: int = 100
     supervised: float = 1.0
     packed: bool = False
     checkpointing: bool = False

@@ -52,6 +52,7 @@ CHANGES = {
     "data.packing": "off",
     "train.micro_batch_sequences": "1",
     "train.accumulation": "1",
+    "train.steps": "50",
     "transport.ring_depth": "2",
     "transport.dtype": "float8",
     "transport.backend": "gloo",
