@@ -15,7 +15,6 @@ from disaggkd_cli.config.linear_attention import missing_kernels
 from disaggkd_cli.data import load_tokenizer, tokenizer_fingerprint
 from disaggkd_cli.errors import RunError
 from disaggkd_cli.launch import Place
-from disaggkd_cli.layouts import PIPELINE
 from disaggkd_cli.models import model_fingerprint, requested_states
 from disaggkd_cli.models.verified import VerifiedTeacher, load_verified_teacher
 from disaggkd_cli.planner.models import local_fields
@@ -47,10 +46,11 @@ def run_teacher(config: Config, place: Place, directory: RunDirectory | None) ->
         return serve_students(config, place, device, teacher, forward, stop, at_once)
 
     if place.size > 1:
-        from disaggkd_cli.replica import run_replica, run_stages, settle_layout
+        from disaggkd_cli.replica import ENGINES, settle_layout
 
-        run = run_stages if settle_layout(config, device) == PIPELINE else run_replica
-        served = run(config, place, device, stop, lambda: _stop_at_signals(stop), teach)
+        served = ENGINES[settle_layout(config, device)](
+            config, place, device, stop, lambda: _stop_at_signals(stop), teach
+        )
     else:
         teacher = load_verified_teacher(config, device)
         _stop_at_signals(stop)

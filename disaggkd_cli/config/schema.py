@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from disaggkd_cli.config.source_names import DATA_FORMATS
+from disaggkd_cli.layouts import AUTO, PARALLELISMS
 from disaggkd_cli.losses.divergences import DIVERGENCES
 from disaggkd_cli.wire import FORMATS
 
@@ -16,14 +18,14 @@ ATTENTION = ("auto", "eager", "sdpa", "flash_attention_2")
 CHOICES: dict[str, tuple[str, ...]] = {
     "mode": ("disaggregated", "colocated"),
     "teacher.dtype": ("bfloat16", "float16", "float32"),
-    "teacher.parallelism": ("auto", "pipeline", "fsdp", "tensor"),
+    "teacher.parallelism": (AUTO, *PARALLELISMS),
     "teacher.attention": ATTENTION,
     "student.dtype": ("float32", "bfloat16"),
     "student.attention": ATTENTION,
     "student.activation_checkpointing": ("none", "full"),
     "loss.divergence": DIVERGENCES,
     "loss.implementation": ("fused", "full"),
-    "data.format": ("auto", "text", "jsonl", "csv", "parquet", "arrow", "dataset", "hub"),
+    "data.format": DATA_FORMATS,
     "data.packing": ("auto", "on", "off"),
     "data.long_documents": ("auto", "split", "drop", "error"),
     "data.records": ("auto", "text", "prompt_completion", "messages", "sharegpt", "alpaca"),

@@ -25,8 +25,18 @@ RECORD_FIELDS = (
     "chat_template_kwargs",
 )
 """Fields that records may have; `data.columns` says what the data call them."""
+FILE_FORMATS: dict[str, tuple[str, ...]] = {
+    "text": (".txt", ".text"),
+    "jsonl": (".jsonl", ".ndjson", ".json"),
+    "csv": (".csv", ".tsv"),
+    "parquet": (".parquet",),
+    "arrow": (".arrow",),
+}
+"""What a file may hold, and the endings that say so. How each is read: `data.read.readers.READERS`."""
+DATA_FORMATS = ("auto", *FILE_FORMATS, "dataset", "hub")
+"""What `data.format` may say."""
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
-_ENDINGS = (".txt", ".text", ".jsonl", ".ndjson", ".json", ".parquet", ".csv", ".tsv", ".arrow", ".gz", ".zst", ".bz2")
+_ENDINGS = (*(ending for endings in FILE_FORMATS.values() for ending in endings), ".gz", ".zst", ".bz2")
 
 
 def is_hub_name(value: str) -> bool:

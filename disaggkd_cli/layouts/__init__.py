@@ -2,6 +2,7 @@
 
 from disaggkd_cli.layouts.rules import (
     AUTO,
+    EACH_RANK_SERVES,
     FSDP,
     PARALLELISMS,
     PIPELINE,
@@ -17,6 +18,7 @@ from disaggkd_cli.layouts.tensor_plans import tensor_plan
 
 __all__ = [
     "AUTO",
+    "EACH_RANK_SERVES",
     "FSDP",
     "PARALLELISMS",
     "PIPELINE",

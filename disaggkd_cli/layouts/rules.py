@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from disaggkd_cli.errors import UserError
@@ -12,6 +13,8 @@ ONE_RANK, PIPELINE, FSDP, TENSOR = "one rank", "pipeline", "fsdp", "tensor"
 AUTO = "auto"
 """What `teacher.parallelism` may say besides, and `choose` decides."""
 PARALLELISMS = (PIPELINE, FSDP, TENSOR)
+EACH_RANK_SERVES = (FSDP,)
+"""Where every rank of a replica answers requests of its own; elsewhere one answers for all."""
 
 CARRY_MORE_THAN_HIDDEN_STATES: dict[str, str] = {
     "deepseek_v4": "several streams of hidden states go from layer to layer",
@@ -50,9 +53,7 @@ def why_not(layout: Layout, teacher: TeacherFacts) -> str | None:
         raise ValueError(f"{layout.parallelism!r} is none of {PARALLELISMS}")
     if layout.ranks == 1:
         return None
-    return {PIPELINE: _why_no_pipeline, FSDP: _why_no_fsdp, TENSOR: _why_no_tensor}[layout.parallelism](
-        layout.ranks, teacher
-    )
+    return _RULES[layout.parallelism](layout.ranks, teacher)
 
 
 def require(layout: Layout, teacher: TeacherFacts) -> None:
@@ -149,3 +150,11 @@ def cuts_heads(plan: dict[str, str], field: str) -> bool:
 
 def _family(model_type: str) -> str:
     return model_type.removesuffix("_text")
+
+
+_RULES: dict[str, Callable[[int, TeacherFacts], str | None]] = {
+    PIPELINE: _why_no_pipeline,
+    FSDP: _why_no_fsdp,
+    TENSOR: _why_no_tensor,
+}
+"""Of each parallelism: why so many ranks cannot share this teacher so."""

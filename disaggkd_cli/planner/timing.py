@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from disaggkd_cli.layouts import EACH_RANK_SERVES
 from disaggkd_cli.losses.divergences import divergence_named
 from disaggkd_cli.planner.compute import compute_seconds
 from disaggkd_cli.planner.constants import FUSED_LOGIT_TRAFFIC, constant
@@ -147,7 +148,7 @@ def teacher_time(work: Workload) -> Term:
 
 def servers(work: Workload) -> int:
     """Parts of the teachers that each answer one request at a time."""
-    return work.replicas * (work.ranks_per_replica if work.parallelism == "fsdp" else 1)
+    return work.replicas * (work.ranks_per_replica if work.parallelism in EACH_RANK_SERVES else 1)
 
 
 def colocated_teacher_time(work: Workload) -> Term:

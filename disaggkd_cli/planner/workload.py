@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from disaggkd_cli.config.links import links_of_ranks
-from disaggkd_cli.layouts import Layout, TeacherFacts, why_not
+from disaggkd_cli.layouts import EACH_RANK_SERVES, Layout, TeacherFacts, why_not
 from disaggkd_cli.losses.placement import HeadTraffic
 from disaggkd_cli.planner.constants import constant
 from disaggkd_cli.planner.hardware import Gpu
@@ -168,7 +168,7 @@ class Workload:
     @property
     def links(self) -> tuple[int, int]:
         """The most links that a student rank and a teacher rank keep."""
-        each = self.ranks_per_replica if self.parallelism == "fsdp" else 1
+        each = self.ranks_per_replica if self.parallelism in EACH_RANK_SERVES else 1
         return links_of_ranks(self.replicas * each, self.student_ranks, self.links_per_rank)
 
     @property

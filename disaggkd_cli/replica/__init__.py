@@ -3,12 +3,11 @@
 Sharded (FSDP) or tensor-parallel, every rank takes part in every forward: `rounds` is the agreement on which forward
 comes next, `sharded` and `tensor` how the model is spread, `run` puts them together. As a pipeline, each rank holds
 some layers and works on a request of its own: `staged` loads them, `stage_links` moves hidden states between
-neighbours, `pipeline` is a stage at work, `run_stages` puts them together. `layout` settles which of the three it is,
-and `world` is how the ranks find each other.
+neighbours, `pipeline` is a stage at work, `run_stages` puts them together. `engines` is the table of the
+three, `layout` settles which of them it is, and `world` is how the ranks find each other.
 """
 
+from disaggkd_cli.replica.engines import ENGINES
 from disaggkd_cli.replica.layout import settle_layout
-from disaggkd_cli.replica.run import run_replica
-from disaggkd_cli.replica.run_stages import run_stages
 
-__all__ = ["run_replica", "run_stages", "settle_layout"]
+__all__ = ["ENGINES", "settle_layout"]

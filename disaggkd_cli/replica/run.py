@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from disaggkd_cli.config import Config
@@ -16,13 +17,12 @@ from disaggkd_cli.launch import Place
 from disaggkd_cli.models import requested_states
 from disaggkd_cli.models.verified import VerifiedTeacher
 from disaggkd_cli.replica.rounds import LEADER, ReplicaBroken, Rounds
-from disaggkd_cli.replica.sharded import load_sharded_teacher
-from disaggkd_cli.replica.tensor import load_tensor_parallel_teacher
 from disaggkd_cli.replica.world import LEAVE_SECONDS, World, end_soon
 from disaggkd_cli.transport import Request
 
 logger = logging.getLogger("disaggkd")
 Forward = Callable[[Request], Tensor]
+Load = Callable[[Config, torch.device, dist.ProcessGroup], VerifiedTeacher]
 Outcome = TypeVar("Outcome")
 
 
@@ -33,24 +33,26 @@ def run_replica(
     stop: threading.Event,
     loaded: Callable[[], None],
     teach: Callable[[VerifiedTeacher, Forward], Outcome],
+    *,
+    load: Load,
+    shared: bool,
 ) -> Outcome | None:
     """Run this rank of a replica to its end and return what `teach` returned (None where this rank serves nobody).
 
-    With `fsdp` every rank serves requests of its own; with `tensor` rank 0 serves, and all compute each of them.
 
     Args:
         stop: ends serving when set; it is set here when another rank of the replica stops.
         loaded: called once the teacher is there, in this thread.
         teach: serves with a forward, in a thread of its own, until it is done.
+        load: gives this rank's part of the teacher, which takes part in every forward. Collective over the group.
+        shared: rank 0 serves, and all compute each of its requests; else every rank serves requests of its own.
 
     Raises:
         UserError: the teacher cannot be read, proved or spread so.
         RunError: a rank of the replica is lost; the replica ends as a whole.
     """
     world = World(config, place, device)
-    shared = config.teacher.parallelism == "tensor"
     logger.info("replica %d: %d ranks have met, loading (%s)", place.replica, place.size, config.teacher.parallelism)
-    load = load_tensor_parallel_teacher if shared else load_sharded_teacher
     teacher = load(config, device, world.group)
     loaded()
     world.shorten_timeouts()

@@ -12,9 +12,9 @@ PACKAGE = Path(__file__).parents[2] / "disaggkd_cli"
 LEVELS = [
     {"errors", "faults", "files"},
     {"units", "addresses", "gpus", "collective_timeouts", "nodelist", "wire"},
-    {"page", "model_files"},
+    {"page", "model_files", "layouts"},
     {"losses"},
-    {"config", "layouts"},
+    {"config"},
     {"data"},
     {"models", "transport"},
     {"training"},

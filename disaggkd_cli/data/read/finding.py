@@ -7,7 +7,7 @@ import glob
 from dataclasses import dataclass
 from pathlib import Path
 
-from disaggkd_cli.config.source_names import BUILTIN_DATA, is_hub_name
+from disaggkd_cli.config.source_names import BUILTIN_DATA, DATA_FORMATS, FILE_FORMATS, is_hub_name
 from disaggkd_cli.data.notes import Notes
 from disaggkd_cli.data.read.compressed import COMPRESSED, first_bytes
 from disaggkd_cli.data.read.hub import hub_splits
@@ -20,18 +20,7 @@ from disaggkd_cli.data.read.split_names import (
 )
 from disaggkd_cli.errors import UserError
 
-FORMATS = ("auto", "text", "jsonl", "csv", "parquet", "arrow", "dataset", "hub")
-_FORMAT_OF_SUFFIX = {
-    ".txt": "text",
-    ".text": "text",
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".json": "jsonl",
-    ".csv": "csv",
-    ".tsv": "csv",
-    ".parquet": "parquet",
-    ".arrow": "arrow",
-}
+_FORMAT_OF_SUFFIX = {ending: kind for kind, endings in FILE_FORMATS.items() for ending in endings}
 _DATASET_MARKS = ("dataset_dict.json", "state.json")
 
 
@@ -58,7 +47,7 @@ class Wanted:
     key: str
     """The config key, for messages."""
     format: str = "auto"
-    """One of FORMATS; auto goes by the endings of the names."""
+    """One of DATA_FORMATS; auto goes by the endings of the names."""
     split: str | None = None
     """Only this split."""
     config: str | None = None
@@ -73,8 +62,8 @@ def find_sources(wanted: Wanted, notes: Notes) -> list[Source]:
         UserError: nothing there, nothing readable, or several formats side by side.
     """
     value, key = wanted.value, wanted.key
-    if wanted.format not in FORMATS:
-        raise UserError(f"data.format: {wanted.format} is none of {', '.join(FORMATS)}")
+    if wanted.format not in DATA_FORMATS:
+        raise UserError(f"data.format: {wanted.format} is none of {', '.join(DATA_FORMATS)}")
     if value.startswith("builtin:"):
         if value not in BUILTIN_DATA:
             raise UserError(f"{key}: {value} is not known; there is {', '.join(BUILTIN_DATA)}")
@@ -203,8 +192,8 @@ def _sources(files: list[Path], wanted: Wanted) -> list[Source]:
             kind = wanted.format
         if kind is None:
             raise UserError(
-                f"{wanted.key}: the ending of {file} says nothing about its format; set data.format to text, jsonl, "
-                "csv, parquet or arrow"
+                f"{wanted.key}: the ending of {file} says nothing about its format; set data.format to one of "
+                f"{', '.join(FILE_FORMATS)}"
             )
         formats.setdefault(kind, file)
         if kind == "jsonl" and first_bytes(file, wanted.key).lstrip()[:1] == b"[" and file.stat().st_size > 2:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,7 +65,8 @@ def read_items(
         UserError: an empty or unreadable file, a broken line (with its number), a record of the wrong shape.
     """
     found = start != _START
-    for where, value, following in _values(source, key, notes, form, text_documents, start, cutter):
+    asked = Reading(source, key, notes, form, text_documents, start, cutter)
+    for where, value, following in READERS[source.format](asked):
         found = True
         if isinstance(value, Text):
             yield Item(value, following)
@@ -87,38 +88,27 @@ def read_items(
 _Found = Iterator[tuple[str, Any, Place]]
 
 
-def _values(
-    source: Source,
-    key: str,
-    notes: Notes,
-    form: RecordForm,
-    text_documents: str,
-    start: Place,
-    cutter: TextCutter | None,
-) -> _Found:
-    """(where, text or record, where reading goes on), one after the other."""
-    path, first = source.path, start[0]
-    match source.format:
-        case "text" if text_documents == "sections":
-            return _sections(path, key, start)
-        case "text":
-            return _text(path, key, start, cutter)
-        case "jsonl":
-            return json_lines(path, key, notes, start)
-        case "json_array":
-            return json_array(path, key, first)
-        case "csv":
-            return tables.csv_rows(path, key, form.fields, first)
-        case "parquet":
-            return tables.parquet_rows(path, key, form.fields, first)
-        case "arrow":
-            return tables.arrow_rows(path, key, form.fields, first)
-        case "dataset":
-            return tables.dataset_rows(source, key, form.fields, first)
-        case "hub":
-            return tables.hub_rows(source, key, form.fields, first)
-        case _:
-            return _builtin(first)
+@dataclass(frozen=True)
+class Reading:
+    """What a reader is asked for: one source, from a place on.
+
+    Attributes:
+        source: what is read.
+        key: the config key, for messages.
+        notes: takes what the user is told once a run.
+        form: how records are read; its `fields` are the columns that a table is read for.
+        text_documents: one of TEXT_DOCUMENTS.
+        start: where reading begins.
+        cutter: cuts long texts, where there is one.
+    """
+
+    source: Source
+    key: str
+    notes: Notes
+    form: RecordForm
+    text_documents: str
+    start: Place
+    cutter: TextCutter | None
 
 
 def _text(path: Path, key: str, start: Place, cutter: TextCutter | None) -> _Found:
@@ -178,3 +168,23 @@ def _builtin(first: int) -> _Found:
     for number, name in enumerate(sorted(topics)[first:], first + 1):
         where = f"builtin:pydoc {name}"
         yield where, Text(where, topics[name].strip() + "\n"), (number, 0)
+
+
+def _texts(asked: Reading) -> _Found:
+    if asked.text_documents == "sections":
+        return _sections(asked.source.path, asked.key, asked.start)
+    return _text(asked.source.path, asked.key, asked.start, asked.cutter)
+
+
+READERS: dict[str, Callable[[Reading], _Found]] = {
+    "text": _texts,
+    "jsonl": lambda asked: json_lines(asked.source.path, asked.key, asked.notes, asked.start),
+    "json_array": lambda asked: json_array(asked.source.path, asked.key, asked.start[0]),
+    "csv": lambda asked: tables.csv_rows(asked.source.path, asked.key, asked.form.fields, asked.start[0]),
+    "parquet": lambda asked: tables.parquet_rows(asked.source.path, asked.key, asked.form.fields, asked.start[0]),
+    "arrow": lambda asked: tables.arrow_rows(asked.source.path, asked.key, asked.form.fields, asked.start[0]),
+    "dataset": lambda asked: tables.dataset_rows(asked.source, asked.key, asked.form.fields, asked.start[0]),
+    "hub": lambda asked: tables.hub_rows(asked.source, asked.key, asked.form.fields, asked.start[0]),
+    "builtin": lambda asked: _builtin(asked.start[0]),
+}
+"""By `Source.format`: (where, text or record, where reading goes on), one after the other."""
