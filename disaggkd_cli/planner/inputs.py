@@ -50,7 +50,8 @@ def workload_of(config: Config, hardware: str | None = None, gpus: int | None = 
     quantised = quantised_of(
         fields, "teacher.model", architecture=cluster.teacher_gpu.architecture, on_cpu=cluster.device == "cpu"
     )
-    facts = facts_of(fields, config.teacher.model, quantization=quantised and quantised.method)
+    gguf = config.teacher.model.endswith(".gguf")
+    facts = facts_of(fields, config.teacher.model, quantization=quantised and quantised.method, gguf=gguf)
     work = Workload(
         teacher=teacher,
         teacher_facts=facts,

@@ -29,7 +29,8 @@ def load_preset(name: str) -> dict[str, Any]:
 
 
 def resolve_model(model: str, key: str) -> ModelShape:
-    """Return the shape of `model`: a path, a hub name (in the local cache, or of a preset), or a preset's name.
+    """Return the shape of `model`: a path (also of a GGUF file), a hub name (in the local cache, or of a preset),
+    or a preset's name.
 
     Local files win over presets, so that an edited config.json is what is planned.
 
@@ -38,7 +39,7 @@ def resolve_model(model: str, key: str) -> ModelShape:
     """
     path = Path(model).expanduser()
     if path.suffix == ".gguf":
-        raise UserError(f"{key}: {model}: the planner reads config.json files; name a directory with one, or a preset")
+        return _shape_of(gguf_fields(model, key), model, model, key)
     if path.is_dir():
         path = path / "config.json"
         if not path.is_file():
@@ -65,18 +66,43 @@ def resolve_model(model: str, key: str) -> ModelShape:
 def _from_file(path: Path, name: str, key: str) -> ModelShape:
     config = read_model_config(path, key)
     verify_model_directory(str(path), key)
+    return _shape_of(config, name, str(path), key)
+
+
+def _shape_of(config: dict[str, Any], name: str, source: str, key: str) -> ModelShape:
+    """The shape of a parsed config.json; `source` is where it was read from."""
     model_type = text_model_type(config)
     if not is_known(model_type) and tensor_plan(model_type) is not None:
         from disaggkd_cli.planner.models.built import built_shape  # imports torch
 
-        return built_shape(config, name, str(path), key)
+        return built_shape(config, name, source, key)
     try:
-        return model_shape(config, name, str(path))
+        return model_shape(config, name, source)
     except (TypeError, ValueError, KeyError, AttributeError, ArithmeticError) as error:
         raise UserError(
-            f"{key}: {path} cannot be understood ({type(error).__name__}: {' '.join(str(error).split())}); take the "
+            f"{key}: {source} cannot be understood ({type(error).__name__}: {' '.join(str(error).split())}); take the "
             "config.json that belongs to the model's weights"
         ) from None
+
+
+def gguf_fields(model: str, key: str) -> dict[str, Any]:
+    """The fields of the config that transformers makes of a GGUF file's header, as a run makes it (imports torch).
+
+    Raises:
+        UserError: there is no such file, or it cannot be read.
+    """
+    path = Path(model).expanduser()
+    if not path.is_file():
+        raise UserError(f"{key}: {model}: there is no such file")
+    return json.loads(_gguf_config(str(path), key, path.stat().st_mtime_ns))
+
+
+@lru_cache(maxsize=16)
+def _gguf_config(path: str, key: str, changed: int) -> str:
+    """As JSON, which nobody can change for the next; `changed` tells one state of the file from another."""
+    from disaggkd_cli.models.load import load_config, resolve_source
+
+    return load_config(resolve_source(path), key).to_json_string(use_diff=False)
 
 
 def _hub_cache_config(model: str) -> Path | None:
@@ -119,12 +145,14 @@ def local_fields(model: str) -> dict[str, Any] | None:
 
 
 def hub_config(model: str, key: str) -> dict[str, Any]:
-    """The fields of a model's config.json: of the file, the hub cache's, or the preset's.
+    """The fields of a model's config.json: of the file (or a GGUF file's header), the hub cache's, or the preset's.
 
     Raises:
         UserError: when nothing is found.
     """
     path = Path(model).expanduser()
+    if path.suffix == ".gguf":
+        return gguf_fields(model, key)
     path = path / "config.json" if path.is_dir() else path
     file = path if path.is_file() else _hub_cache_config(model)
     if file is not None:
