@@ -27,7 +27,7 @@ _FAMILIES = (
         ),
     ),
     ("hidden states and buffers", ("ring", "send buffers", "teacher hidden", "rows of all ranks")),
-    ("activations", ("saved activations", "one layer", "final norm", "supervised rows")),
+    ("activations", ("saved activations", "one layer", "final norm", "supervised rows", "router")),
     ("loss", ("full logits", "fused-loss", "dH", "dW")),
     ("gathered weights", ("root unit", "last all-gather", "layer weights")),
     ("gradients in flight", ("root reduction", "head gradient", "layer reduction", "embedding and head")),

@@ -99,7 +99,6 @@ OTHER_FULL_LOGITS: dict[str, tuple[float, str]] = {
 NOT_MODELLED = [
     "fragmentation beyond the reserve factor; CUDA graphs' private pools",
     "imbalance of expert routing where experts are cut over ranks; expert parallelism of students (there is none)",
-    "the routers' load-balancing loss (student.router_aux_weight): one element an expert, token and layer",
     "activations inside low-rank adapters (rank elements a token for each adapted matrix)",
     "vision towers and multi-token-prediction heads",
     "attention of multi-head latent attention on GPUs (head sizes that flash kernels pad)",

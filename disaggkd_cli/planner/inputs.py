@@ -15,6 +15,7 @@ from disaggkd_cli.planner.cluster import cluster_of
 from disaggkd_cli.planner.models import hub_config, resolve_model
 from disaggkd_cli.planner.models.parameters import count_parameters
 from disaggkd_cli.planner.models.quantised import quantised_of
+from disaggkd_cli.planner.models.router import balances_experts
 from disaggkd_cli.planner.models.shapes import ModelShape
 from disaggkd_cli.planner.models.trained import adapter_parameters, trained_share
 from disaggkd_cli.planner.supervised import supervised_share
@@ -91,6 +92,7 @@ def workload_of(config: Config, hardware: str | None = None, gpus: int | None = 
         teacher_attention=config.teacher.attention,
         student_attention=config.student.attention,
         compiled=config.student.compile,
+        router_loss=_router_loss(config, student),
     )
     if work.refused and not gpus and config.mode != "colocated":
         raise UserError(work.refused)
@@ -116,6 +118,14 @@ def _student_shape(config: Config, teacher: ModelShape) -> ModelShape:
     if not name:
         raise UserError("student.model: missing; name the model to train, or give student.from_teacher.layers")
     return resolve_model(name, "student.from_config" if student.from_config else "student.model")
+
+
+def _router_loss(config: Config, student: ModelShape) -> bool:
+    side = config.student
+    name, key = side.from_config or side.model, "student.model"
+    if side.from_teacher is not None:
+        name, key = config.teacher.model, "teacher.model"
+    return balances_experts(student, hub_config(name, key), side.router_aux_weight)
 
 
 def _efficiency(config: Config) -> Efficiency:

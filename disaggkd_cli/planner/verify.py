@@ -97,6 +97,7 @@ def cut(work: Workload) -> Workload:
         tokens = min(tokens, 2048)
     cluster: Cluster = replace(work.cluster, device="cpu")
     return work.with_(
+        router_loss=False,  # the trace is of a step without it
         student=shape,
         micro_batch_tokens=tokens,
         sequence=sequence,

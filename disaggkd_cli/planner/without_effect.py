@@ -15,7 +15,6 @@ WITHOUT_EFFECT: dict[str, str] = {
     "student.trust_remote_code": "decides whether code may run, not what it takes",
     "student.lora.alpha": _OPTIMISATION,
     "student.lora.dropout": "masks inside adapters are not modelled",
-    "student.router_aux_weight": "a few kilobytes of router scores a token, beside hundreds that a layer keeps",
     "loss.beta": _OPTIMISATION,
     "loss.kd_weight": _OPTIMISATION,
     "loss.ce_weight": "cross-entropy is computed for the log in any case",

@@ -69,6 +69,7 @@ class Workload:
         teacher_facts: what of the teacher's config.json decides how it may be laid out; None: anything goes.
         cached: hidden states come from a directory, so there are no teacher ranks.
         compiled: the student's layers run under `torch.compile`.
+        router_loss: the load-balancing loss of the student's routers is trained on.
     """
 
     teacher: ModelShape
@@ -108,6 +109,7 @@ class Workload:
     teacher_attention: str = "auto"
     student_attention: str = "auto"
     compiled: bool = False
+    router_loss: bool = False
     optimizer_bytes: int = 8
 
     teacher_facts: TeacherFacts | None = None

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from disaggkd_cli.planner.memory.layer_tensors import checkpointed_per_token, saved_per_token
-from disaggkd_cli.planner.models.shapes import DenseMLP
+from disaggkd_cli.planner.models.router import router_sizes
+from disaggkd_cli.planner.models.shapes import DenseMLP, ModelShape
 from disaggkd_cli.planner.terms import Term, term, total
 from disaggkd_cli.planner.workload import Workload
 
 
 def saved(work: Workload) -> list[Term]:
     """What all layers keep for backward."""
-    terms = []
+    terms = router_scores(work)
     tokens, hidden, b = work.micro_batch_tokens, work.student.hidden, work.student_bytes
     if work.checkpointing:
         one = checkpointed_per_token(hidden, b)
@@ -34,6 +37,29 @@ def saved(work: Workload) -> list[Term]:
         )
         terms.append(term(name, formula, parts[1].source, T=tokens, L=count, **values))
     return terms
+
+
+def router_scores(work: Workload) -> list[Term]:
+    """What the routers' load-balancing loss keeps for backward, checkpointing or not."""
+    return [_routers(work)[0]] if work.router_loss else []
+
+
+def router_logits(work: Workload) -> list[Term]:
+    """The scores themselves, which the forward holds until the loss is done."""
+    return [_routers(work)[1]] if work.router_loss else []
+
+
+def _routers(work: Workload) -> tuple[Term, Term]:
+    return _of_routers(work.student, work.micro_batch_tokens, work.student_bytes)
+
+
+@lru_cache(maxsize=4096)  # searches of splits ask for the same few again and again
+def _of_routers(student: ModelShape, tokens: int, element_bytes: int) -> tuple[Term, Term]:
+    values = {"T": tokens, "b": element_bytes, "experts": sum(router_sizes(student))}
+    kept = "the softmax of each layer's scores, and one mask (models/router.py); saved tensors counted on the CPU"
+    scores = term("router scores", "T * (b * experts + 4)", kept, **values)
+    held = "returned by every layer; gone when the loss is done"
+    return scores, term("router logits", "T * b * experts", held, **values)
 
 
 def of_layers(work: Workload, layers: int) -> Term:

@@ -97,12 +97,13 @@ def _student_phases(work: Workload, held: list[Term], fused: bool) -> list[Phase
     saved = activations.saved(work)
     root = weights.root_weights(work)
     loss = heads.loss(work, fused)
+    logits = activations.router_logits(work)
     boundary = activations.boundary(work)
     if work.trained == 0:
-        return [Phase("loss", (*early, *saved, root, *boundary, *loss, *held))]
+        return [Phase("loss", (*early, *saved, root, *boundary, *logits, *loss, *held))]
     gradient = weights.head_gradient(work)
     before = (*early, *saved, root, weights.kept_gather(work))
-    phases = [Phase("loss", (*before, *boundary, *loss, *held))]
+    phases = [Phase("loss", (*before, *boundary, *logits, *loss, *held))]
     if fused and work.head_trained and work.student_bytes < 4:
         # dW is cast while its float32 form is still there; the scratch is gone.
         phases.append(Phase("loss backward", (*before, boundary[0], *loss[1:], *gradient, *held)))

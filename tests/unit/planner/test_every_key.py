@@ -41,6 +41,7 @@ CHANGES = {
     "student.activation_checkpointing": "full",
     "student.replicate": "2",
     "student.compile": "true",
+    "student.router_aux_weight": ("student.model=qwen3-30b-a3b", "student.router_aux_weight=0"),
     "student.attention": "eager",
     "loss.divergence": "jsd",
     "loss.temperature": ("loss.implementation=full", "loss.temperature=2"),
