@@ -173,11 +173,13 @@ def recorded(work: Workload, live: Cost | None) -> Alternative:
         t=teacher_time(recorder).value,
         T=work.micro_batch_tokens,
     )
-    figures = [disk, reading, seconds]
-    passes = _passes_to_repay(work, cost, live, seconds.value)
+    figures = [disk, reading]
+    holds = _over({"recorder": teacher_rank(recorder)}, {"recorder": usable(recorder, "teacher")})
+    passes = None if holds else _passes_to_repay(work, cost, live, seconds.value)
+    if not holds:
+        figures.append(seconds)
     if passes is not None:
         figures.append(passes)
-    holds = _over({"recorder": teacher_rank(recorder)}, {"recorder": usable(recorder, "teacher")})
     how = "`disaggkd teacher CONFIG --record DIR` once, then teacher.cache=DIR mode=disaggregated"
     if not exact:
         how += " transport.dtype=bfloat16"
@@ -194,9 +196,9 @@ def recorded(work: Workload, live: Cost | None) -> Alternative:
         figures=tuple(figures),
         notes=(
             f"hidden states of the run's {work.steps * work.step_tokens:,} tokens read from a directory: "
-            f"{format_bytes(disk.value)} on disk, read at {reading.value / 1e9:,.2f} GB/s in all; recording takes one "
-            f"teacher GPU {seconds.value / 3600:,.1f} h",
-            _repaid(passes),
+            f"{format_bytes(disk.value)} on disk, read at {reading.value / 1e9:,.2f} GB/s in all"
+            + ("" if holds else f"; recording takes one teacher GPU {seconds.value / 3600:,.1f} h"),
+            *([] if holds else [_repaid(passes)]),
         ),
     )
 

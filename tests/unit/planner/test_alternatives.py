@@ -83,6 +83,7 @@ def test_a_recorder_that_one_rank_cannot_be_is_said():
     work = work.with_(cluster=replace(work.cluster, teacher_gpu=small))
     one = recorded(work, None)
     assert not one.runs and "one rank must hold the teacher" in one.how
+    assert len(one.notes) == 1 and "recording" not in one.notes[0]
 
 
 def test_pipelines_keep_the_student_busy_within_the_limit():
