@@ -46,7 +46,6 @@ WITHOUT_EFFECT: dict[str, str] = {
     "train.keep_checkpoints": "on disk",
     "train.on_save_error": "after a fault",
     "train.stop_at": "a plan is of one step",
-    "transport.mixed_teachers": "decides who may answer, not what an answer takes",
     "transport.timeout": "after a fault",
     "transport.teacher_wait": "after a fault",
     "transport.checksum": "host side, gloo only",
