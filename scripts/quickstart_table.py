@@ -32,6 +32,7 @@ from disaggkd_cli.config import Config, load
 from disaggkd_cli.data import MicroBatch, collate, load_tokenizer
 from disaggkd_cli.losses import fused_kd_loss
 from disaggkd_cli.models import backbone_of, head_of, hidden_states, student_from_layers
+from disaggkd_cli.training.layer_choice import recorded_layers
 from disaggkd_cli.training.texts import read_texts
 
 QUESTION = "What is the capital of France?"
@@ -123,7 +124,7 @@ def main() -> None:
     teacher = AutoModelForCausalLM.from_pretrained(options.teacher, dtype=torch.bfloat16).eval()
     student = AutoModelForCausalLM.from_pretrained(options.run_dir / "student", dtype=torch.bfloat16).eval()
     distilled = describe(student, teacher, texts, tokenizer)
-    layers = json.loads((options.run_dir / "layers.json").read_text())["layers"]
+    layers = recorded_layers(options.run_dir)
     if options.record:
         machine = f"{os.cpu_count()} cores of {_processor()}, torch {torch.__version__}"
         figures = {"date": time.strftime("%Y-%m-%d"), "machine": machine, "layers": layers, "column": distilled}
