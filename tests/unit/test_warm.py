@@ -14,12 +14,21 @@ from tests.support.runs import descendants, process_ids
 from tests.support.warm import WarmPopen
 
 PROBE = [sys.executable, "-m", "tests.support.warm_probe"]
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def variables_of_the_server(monkeypatch):
+    """Those that the server has, so that a fork can stand for what is started."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
 @pytest.mark.parametrize("popen", [WarmPopen, subprocess.Popen])
 def test_standard_files_arguments_directory_and_variables(popen, tmp_path):
+    # Started afresh elsewhere than in the root, Python has to be told where the probe is; a fork has it imported.
+    afresh = {"PYTHONPATH": str(ROOT)} if popen is subprocess.Popen else {}
     with popen(
-        [*PROBE, "describe", "an argument", ""], cwd=tmp_path, env={**os.environ, "DISAGGKD_ROLE": "x"},
+        [*PROBE, "describe", "an argument", ""], cwd=tmp_path, env={**os.environ, **afresh, "DISAGGKD_ROLE": "x"},
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     ) as process:  # fmt: skip
         output, errors = process.communicate("what is asked\n", timeout=60)

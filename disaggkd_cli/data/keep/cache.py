@@ -14,6 +14,7 @@ import json
 import os
 import shutil
 import socket
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -44,9 +45,8 @@ class Cache:
         self._silence = silence
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            probe = directory / f".writable.{os.getpid()}"
-            probe.touch()
-            probe.unlink()
+            with tempfile.TemporaryFile(dir=directory):
+                pass
         except OSError as error:
             raise UserError(
                 f"data.cache: {directory} can't be written to ({error.strerror}); name another directory, or null"

@@ -61,7 +61,9 @@ def test_value_and_gradients_are_transformers_own(family):
     mine, other = gradients(ours), gradients(theirs)
     assert mine.keys() == other.keys()
     for name, gradient in mine.items():
-        torch.testing.assert_close(gradient, other[name], rtol=1e-4, atol=1e-6, msg=name)
+        # An element that is small beside its tensor's largest carries that one's rounding.
+        scale = other[name].abs().max().item()
+        torch.testing.assert_close(gradient, other[name], rtol=1e-4, atol=1e-5 * scale, msg=name)
 
 
 def test_padding_does_not_count():
