@@ -5,6 +5,10 @@ import resource
 
 import pytest
 
+# Before anything imports torch: two workers share two cores, and a process that is started with other variables than
+# those can't be forked from the one that has everything imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 _PYTEST_OWN = {"PYTEST_CURRENT_TEST"}
 _COST = "processor_seconds"
 _MOST_SECONDS = 20.0

@@ -82,7 +82,7 @@ def _this_server() -> Server:
     global _server
     if _server is None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+        environment = {**os.environ, "TORCH_CPP_LOG_LEVEL": "ERROR"}
         # With room for other command lines and variables where /proc reads those of what is forked from it.
         command = [sys.executable, "-m", "tests.support.warm_server", str(theirs.fileno()), " " * _ROOM]
         _REAL_POPEN(

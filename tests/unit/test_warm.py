@@ -17,12 +17,6 @@ PROBE = [sys.executable, "-m", "tests.support.warm_probe"]
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(autouse=True)
-def variables_of_the_server(monkeypatch):
-    """Those that the server has, so that a fork can stand for what is started."""
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-
-
 @pytest.mark.parametrize("popen", [WarmPopen, subprocess.Popen])
 def test_standard_files_arguments_directory_and_variables(popen, tmp_path):
     # Started afresh elsewhere than in the root, Python has to be told where the probe is; a fork has it imported.
