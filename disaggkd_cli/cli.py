@@ -50,6 +50,7 @@ Resume = Annotated[
     str, typer.Option(metavar="auto|never|PATH", help="Go on from the newest valid checkpoint, or from this one.")
 ]
 Restarts = Annotated[int, typer.Option(min=0, help="How often the student, and each teacher, may be started again.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Delete the run in run_dir first; asks on a terminal.")]
 
 
 @app.callback(invoke_without_command=True)
@@ -67,13 +68,14 @@ def run(
     overrides: Overrides = None,
     resume: Resume = "never",
     restarts: Restarts = 3,
+    overwrite: Overwrite = False,
     print_config: PrintConfig = False,
     dry_run: DryRun = False,
 ) -> None:
     """The whole job. Started bare it spawns the ranks on this machine; under torchrun or SLURM it takes its role."""
     from disaggkd_cli.jobs import run_job
 
-    raise typer.Exit(run_job("run", config, overrides or [], resume, restarts, print_config, dry_run))
+    raise typer.Exit(run_job("run", config, overrides or [], resume, restarts, print_config, dry_run, overwrite))
 
 
 @app.command()
@@ -82,13 +84,14 @@ def student(
     overrides: Overrides = None,
     resume: Resume = "never",
     restarts: Restarts = 3,
+    overwrite: Overwrite = False,
     print_config: PrintConfig = False,
     dry_run: DryRun = False,
 ) -> None:
     """The student as a job of its own: waits for teachers at launch.rendezvous, and survives losing them."""
     from disaggkd_cli.jobs import run_job
 
-    raise typer.Exit(run_job("student", config, overrides or [], resume, restarts, print_config, dry_run))
+    raise typer.Exit(run_job("student", config, overrides or [], resume, restarts, print_config, dry_run, overwrite))
 
 
 @app.command()

@@ -22,7 +22,7 @@ from disaggkd_cli.training.checkpoint import (
 from disaggkd_cli.training.export import write_student
 from disaggkd_cli.training.layer_choice import recorded_layers
 from disaggkd_cli.training.publish import card_of
-from disaggkd_cli.training.run_directory import RunDirectory
+from disaggkd_cli.training.run_directory import EXPORTS_OF_STEPS, RunDirectory
 
 
 def export_command(
@@ -65,7 +65,7 @@ def export_command(
 
 
 def _named(directory: RunDirectory, step: int) -> Path:
-    return directory.root / f"student_step_{step}"
+    return directory.root / EXPORTS_OF_STEPS.replace("*", str(step))
 
 
 def _checkpoint(directory: RunDirectory, step: int | None, log: Callable[[str], None]) -> Checkpoint:

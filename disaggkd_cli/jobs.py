@@ -15,7 +15,7 @@ from disaggkd_cli.launch import STUDENT, TEACHER, Place, discover_rendezvous, fi
 from disaggkd_cli.layouts import AUTO, asked_layout, facts_of, require
 from disaggkd_cli.planner.models import local_fields
 from disaggkd_cli.supervise import places, supervise
-from disaggkd_cli.training.run_directory import RunDirectory, Status, log_path, prepare, read_status
+from disaggkd_cli.training.run_directory import RunDirectory, Status, clear, describe, log_path, prepare, read_status
 
 _log = logging.getLogger("disaggkd")
 
@@ -28,8 +28,12 @@ def run_job(
     restarts: int,
     print_config: bool,
     dry_run: bool,
+    overwrite: bool = False,
 ) -> int:
     """Run one command to its end and return its exit code.
+
+    Args:
+        overwrite: whether to delete a run that lies in `run_dir`; a person on a terminal is asked first.
 
     Raises:
         DisaggkdError: with the exit code and the message for a person.
@@ -40,6 +44,8 @@ def run_job(
         return 0
     config.launch.rendezvous = discover_rendezvous(config, command)
     _check_command(command, config, resume)
+    if overwrite and resume != "never":
+        raise UserError(f"--overwrite and --resume {resume}: the one deletes what the other goes on with; give one")
     _check_layout(config)
     if dry_run:
         if command != TEACHER:
@@ -52,10 +58,10 @@ def run_job(
                 print(f"warning: {line}")
         return 0
     if under_launcher() is None and command != TEACHER:
-        return _supervised(command, config, [path, *overrides], resume, restarts)
+        return _supervised(command, config, [path, *overrides], resume, restarts, overwrite)
     if under_launcher() is None and config.teacher.ranks_per_replica > 1:
         return _supervised_replica(config, [path, *overrides])
-    return _one_rank(command, config, resume)
+    return _one_rank(command, config, resume, overwrite)
 
 
 def record_job(path: str, overrides: Sequence[str], directory: str) -> int:
@@ -105,9 +111,11 @@ def _roles(command: str) -> tuple[str, ...]:
     return {"run": (STUDENT, TEACHER), STUDENT: (STUDENT,), TEACHER: (TEACHER,)}[command]
 
 
-def _supervised(command: str, config: Config, arguments: list[str], resume: str, restarts: int) -> int:
+def _supervised(command: str, config: Config, arguments: list[str], resume: str, restarts: int, overwrite: bool) -> int:
     roles = _roles(command)
     with _hold_gpus(config, command, len(places(config, roles, "", None))):
+        if overwrite:
+            _delete_earlier(config)
         directory = prepare(config.run_dir, to_yaml(config), resume=resume != "never")
         try:
             code = supervise(config, roles, arguments, directory, resume=resume, restarts=restarts)
@@ -142,7 +150,23 @@ def _record_failure(directory: RunDirectory, error: DisaggkdError) -> None:
         status.write(directory)
 
 
-def _one_rank(command: str, config: Config, resume: str) -> int:
+def _delete_earlier(config: Config, *, logs: bool = True) -> None:
+    """Delete the run that lies in `run_dir`, if any, once a person at a terminal has said yes.
+
+    Raises:
+        UserError: the answer was no, or the run there still goes.
+    """
+    directory = RunDirectory(Path(config.run_dir).expanduser())
+    if not directory.status.exists():
+        return
+    if sys.stdin.isatty() and sys.stderr.isatty():
+        print(f"{config.run_dir} holds a run ({describe(directory)}). Delete it? [y/N] ", end="", file=sys.stderr)
+        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+            raise UserError("--overwrite: nothing was deleted")
+    clear(directory, logs=logs)
+
+
+def _one_rank(command: str, config: Config, resume: str, overwrite: bool) -> int:
     place = find_place(config, command)
     try:
         if place.role == TEACHER:
@@ -150,6 +174,8 @@ def _one_rank(command: str, config: Config, resume: str) -> int:
                 return _teach(config, place)
         directory = RunDirectory(Path(config.run_dir).expanduser())
         if place.rank == 0 and place.launcher != "disaggkd":
+            if overwrite and place.attempt == 0:
+                _delete_earlier(config, logs=False)  # other ranks may have opened theirs
             directory = prepare(config.run_dir, to_yaml(config), resume=resume != "never" or place.attempt > 0)
         from disaggkd_cli.student import run_student
 

@@ -23,6 +23,7 @@ from disaggkd_cli.data.keep.cache import Cache, default_directory
 from disaggkd_cli.models import load_causal_lm, load_config, model_fingerprint, teacher_source
 from disaggkd_cli.models.choose_layers import best_layers
 from disaggkd_cli.models.load import DTYPES
+from disaggkd_cli.training.run_directory import RunDirectory
 
 TOKENS = 512
 """Tokens of the run's texts that layers are chosen on; more tokens cost time and change few choices."""
@@ -50,7 +51,7 @@ def settle_layers(config: Config, train: TrainingTexts, directory: Path, log: Ca
     require_enough(best, count)
     chosen = torch.zeros(best, dtype=torch.int64)
     if dist.get_rank() == 0:
-        chosen = torch.tensor(_chosen(config, source, best, train, directory / "layers.json", log))
+        chosen = torch.tensor(_chosen(config, source, best, train, RunDirectory(directory).layers, log))
     device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else "cpu"
     settled = chosen.to(device)
     dist.broadcast(settled, src=0)
@@ -61,7 +62,7 @@ def settle_layers(config: Config, train: TrainingTexts, directory: Path, log: Ca
 def recorded_layers(directory: Path) -> list[int] | None:
     """Return the layers that a run in `directory` settled on, or None where it has none on record."""
     try:
-        return json.loads((directory / "layers.json").read_text(encoding="utf-8"))["layers"]
+        return json.loads(RunDirectory(directory).layers.read_text(encoding="utf-8"))["layers"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

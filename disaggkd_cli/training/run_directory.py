@@ -6,14 +6,20 @@ import json
 import logging
 import os
 import platform
+import shutil
 import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from disaggkd_cli import __version__, files
 from disaggkd_cli.errors import UserError
+
+EXPORTS_OF_STEPS = "student_step_*"
+"""What `disaggkd export` writes besides, where a step is named."""
 
 
 @dataclass(frozen=True)
@@ -63,9 +69,23 @@ class RunDirectory:
         return self.root / "trackers.json"
 
     @property
+    def layers(self) -> Path:
+        """The layers that `best_N` came to."""
+        return self.root / "layers.json"
+
+    @property
+    def samples(self) -> Path:
+        """What the models wrote to fixed prompts, a line each."""
+        return self.root / "samples.jsonl"
+
+    @property
     def export(self) -> Path:
         """The finished student as a Hugging Face model directory."""
         return self.root / "student"
+
+    def parts(self) -> tuple[Path, ...]:
+        """Return every path above: all that a run leaves by itself."""
+        return tuple(getattr(self, name) for name, one in vars(RunDirectory).items() if isinstance(one, property))
 
 
 def log_path(directory: RunDirectory, name: str) -> Path:
@@ -75,6 +95,8 @@ def log_path(directory: RunDirectory, name: str) -> Path:
 
 def prepare(root: str | Path, config_yaml: str, *, resume: bool) -> RunDirectory:
     """Create the run directory, or check that an existing one may be gone on with, and write the resolved config.
+
+    What a start has left that failed before its first step is in nobody's way: it is removed, but for the logs.
 
     Raises:
         UserError: when it cannot be written, or holds another run and `resume` is off.
@@ -90,11 +112,73 @@ def prepare(root: str | Path, config_yaml: str, *, resume: bool) -> RunDirectory
     except OSError as error:
         raise UserError(f"run_dir: {root} cannot be written to: {error.strerror}; choose another run_dir") from None
     if directory.status.exists() and not resume:
-        raise UserError(
-            f"run_dir: {root} already holds a run; add --resume auto to go on with it, or choose another run_dir"
-        )
+        if not failed_before_its_first_step(directory):
+            raise UserError(
+                f"run_dir: {root} already holds a run ({describe(directory)}); add --resume auto to go on with it, "
+                "--overwrite to delete it, or choose another run_dir"
+            )
+        clear(directory, logs=False)
     directory.config.write_text(config_yaml, encoding="utf-8")
     return directory
+
+
+def failed_before_its_first_step(directory: RunDirectory) -> bool:
+    """Whether what lies there is a start that ended in a failure and trained nothing."""
+    status = read_status(directory)
+    if status is None or status.state != "failed" or status.last_step or status.resumable:
+        return False
+    return not any(directory.checkpoints.glob("*")) and not directory.export.exists() and _last_step(directory) == 0
+
+
+def clear(directory: RunDirectory, *, logs: bool = True) -> None:
+    """Delete what a run has left in its directory, and nothing else that lies there.
+
+    Raises:
+        UserError: the run still goes on this machine, or something cannot be deleted.
+    """
+    status = read_status(directory)
+    if status is not None and status.state == "running" and status.alive_here():
+        raise UserError(
+            f"run_dir: {directory.root}: the run there still goes (process {status.process}); stop it first"
+        )
+    names = [entry.name for entry in (*directory.parts(), *directory.root.glob(EXPORTS_OF_STEPS))]
+    try:
+        for path in (directory.root / name for name in names):
+            if path == directory.logs and not logs:
+                continue
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+        directory.logs.mkdir(exist_ok=True)
+    except OSError as error:
+        raise UserError(f"run_dir: {error.filename} cannot be deleted: {error.strerror}") from None
+
+
+def describe(directory: RunDirectory) -> str:
+    """Return how the run there stands, in a few words, such as `finished after step 30`."""
+    status = read_status(directory)
+    if status is None:
+        return "its status.json cannot be read"
+    if status.state == "running":
+        how = "going" if status.alive_here() else "said to be going"
+        return f"{how}, after step {max(status.last_step, _last_step(directory))}"
+    return f"{status.state} after step {status.last_step}"
+
+
+def _last_step(directory: RunDirectory) -> int:
+    """Return the last step that metrics.jsonl has a line of; a line cut off does not count."""
+    try:
+        lines = directory.metrics.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return 0
+    last = 0
+    for line in lines:
+        try:
+            last = max(last, int(json.loads(line)["step"]))
+        except (ValueError, KeyError, TypeError):
+            continue
+    return last
 
 
 def write_environment(directory: RunDirectory, versions: dict[str, str], placement: dict[str, Any]) -> None:
@@ -115,16 +199,34 @@ def write_environment(directory: RunDirectory, versions: dict[str, str], placeme
 
 @dataclass
 class Status:
-    """How a run stands: `state` is running, finished, stopped (saved, can resume) or failed."""
+    """How a run stands: `state` is running, finished, stopped (saved, can resume) or failed.
+
+    Attributes:
+        process, host, written: which process of which machine wrote it, and when (seconds since 1970).
+    """
 
     state: str
     exit_code: int | None = None
     reason: str = ""
     last_step: int = 0
     resumable: bool = False
+    process: int = 0
+    host: str = ""
+    written: float = 0.0
+
+    def alive_here(self) -> bool:
+        """Whether the process that wrote it still lives, as far as this machine can see."""
+        if not self.process or self.host != platform.node():
+            return False
+        try:
+            # A process that began later has only taken the number over.
+            return psutil.Process(self.process).create_time() <= self.written + 1
+        except psutil.Error:
+            return False
 
     def write(self, directory: RunDirectory) -> None:
         """Replace `status.json` in one move. A disk that refuses it is logged; it must not hide why a run ended."""
+        self.process, self.host, self.written = os.getpid(), platform.node(), time.time()
         try:
             _replace(directory.status, asdict(self))
         except OSError as error:

@@ -68,7 +68,7 @@ def test_a_separate_job_without_a_meeting_point(config):
 def test_a_run_directory_that_is_taken(config, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "status.json").write_text("{}")
-    assert "already holds a run; add --resume auto" in refused("run", str(config))
+    assert "; add --resume auto to go on with it" in refused("run", str(config))
 
 
 def write(path, text: str):

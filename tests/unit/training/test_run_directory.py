@@ -8,22 +8,84 @@ import pytest
 from disaggkd_cli.config import LogConfig
 from disaggkd_cli.errors import UserError
 from disaggkd_cli.training.metrics import MetricsLog, read_metrics
-from disaggkd_cli.training.run_directory import RunDirectory, Status, prepare, read_status
+from disaggkd_cli.training.run_directory import RunDirectory, Status, clear, describe, prepare, read_status
 
 
 def test_a_fresh_directory(tmp_path):
     directory = prepare(tmp_path / "runs" / "a", "seed: 1\n", resume=False)
     assert directory.config.read_text() == "seed: 1\n"
     Status("running", last_step=3).write(directory)
-    assert read_status(directory) == Status("running", last_step=3)
+    found = read_status(directory)
+    assert (found.state, found.last_step, found.process) == ("running", 3, os.getpid())
+    assert found.alive_here()
 
 
 def test_another_run_is_not_overwritten(tmp_path):
     directory = prepare(tmp_path / "a", "", resume=False)
     Status("finished").write(directory)
-    with pytest.raises(UserError, match="already holds a run; add --resume auto"):
+    with pytest.raises(UserError, match="already holds a run .finished after step 0.; add --resume auto"):
         prepare(tmp_path / "a", "", resume=False)
     prepare(tmp_path / "a", "", resume=True)
+
+
+def test_a_start_that_failed_before_its_first_step_is_in_nobodys_way(tmp_path):
+    directory = prepare(tmp_path, "seed: 1\n", resume=False)
+    Status("failed", exit_code=2).write(directory)
+    directory.metrics.write_text('{"step": 0, "eval_kd": 1.0}\n')
+    (directory.logs / "student_0.log").write_text("why it failed\n")
+    prepare(tmp_path, "seed: 2\n", resume=False)
+    assert sorted(os.listdir(tmp_path)) == ["config.yaml", "logs"]
+    assert os.listdir(directory.logs) == ["student_0.log"]
+
+
+@pytest.mark.parametrize(
+    ("status", "path", "text"),
+    [
+        (Status("failed", last_step=3), None, ""),
+        (Status("running"), None, ""),
+        (Status("finished"), None, ""),
+        (Status("stopped", resumable=True), None, ""),
+        (Status("failed", resumable=True), None, ""),
+        (Status("failed"), "checkpoints/step_00000001/manifest.json", ""),
+        (Status("failed"), "metrics.jsonl", '{"step": 1, "loss": 2.0}\n{"st'),
+        (Status("failed"), "student/config.json", ""),
+    ],
+)
+def test_whatever_was_trained_or_may_go_on_stays(tmp_path, status, path, text):
+    directory = prepare(tmp_path, "", resume=False)
+    status.write(directory)
+    if path:
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    with pytest.raises(UserError, match=r"already holds a run \(.*--overwrite to delete it"):
+        prepare(tmp_path, "", resume=False)
+
+
+def test_an_overwritten_run_leaves_what_others_put_there(tmp_path):
+    directory = prepare(tmp_path, "", resume=False)
+    Status("finished", last_step=30).write(directory)
+    (directory.checkpoints / "step_00000030").mkdir(parents=True)
+    (tmp_path / "student_step_15").mkdir()
+    (tmp_path / "layers.json").write_text("{}")
+    (tmp_path / "notes.txt").write_text("mine")
+    (directory.logs / "student_0.log").write_text("")
+    assert describe(directory) == "finished after step 30"
+    clear(directory)
+    assert sorted(os.listdir(tmp_path)) == ["logs", "notes.txt"]
+    assert not os.listdir(directory.logs)
+
+
+def test_a_run_that_goes_is_not_deleted(tmp_path):
+    directory = prepare(tmp_path, "", resume=False)
+    Status("running").write(directory)
+    with pytest.raises(UserError, match=f"still goes \\(process {os.getpid()}\\)"):
+        clear(directory)
+    # A process that took the number over, a process of another machine, and one that is gone are not that run.
+    facts = json.loads(directory.status.read_text())
+    for other in ({"written": 1000.0}, {"host": "elsewhere"}, {"process": 2**22 + 1}):
+        directory.status.write_text(json.dumps({**facts, **other}))
+        assert not read_status(directory).alive_here()
+    clear(directory)
 
 
 def test_a_file_in_the_way(tmp_path):
