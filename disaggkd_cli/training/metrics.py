@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
 from disaggkd_cli import files
 from disaggkd_cli.config import LogConfig
 from disaggkd_cli.training.run_directory import RunDirectory
+from disaggkd_cli.training.samples import Sample, as_markdown
 from disaggkd_cli.training.tracking import Trackers
 
 
@@ -34,6 +36,11 @@ class MetricsLog:
         self._file.write(json.dumps({"step": step, **figures}) + "\n")
         self._file.flush()
         self._trackers.write(step, figures)
+
+    def write_samples(self, step: int, samples: Sequence[Sample]) -> None:
+        """Hand samples to the trackers, a text a table; see `SamplesTable`."""
+        for name in dict.fromkeys(sample.table for sample in samples):
+            self._trackers.write_text(step, name, as_markdown([one for one in samples if one.table == name]))
 
     def close(self) -> None:
         """Close the file and the trackers."""

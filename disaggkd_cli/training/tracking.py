@@ -14,7 +14,7 @@ from disaggkd_cli.config import LogConfig
 from disaggkd_cli.errors import UserError
 from disaggkd_cli.training.run_directory import RunDirectory
 from disaggkd_cli.training.trackers import TRACKERS, TrackerEntry
-from disaggkd_cli.training.trackers.tracker import Opening, Tracker
+from disaggkd_cli.training.trackers.tracker import Opening, TakesTexts, Tracker
 
 logger = logging.getLogger("disaggkd")
 
@@ -26,7 +26,7 @@ def wanted_trackers(settings: LogConfig) -> dict[str, str]:
         UserError: the client of one that was named is not installed.
     """
     wanted = {}
-    for name in (field.name for field in fields(settings)):
+    for name in (field.name for field in fields(settings) if field.name in TRACKERS):
         value = getattr(settings, name)
         if value is None or value is False:
             continue
@@ -76,6 +76,12 @@ class Trackers:
         }
         for name, tracker in list(self._open.items()):
             self._try(name, lambda tracker=tracker: tracker.write(step, numbers))
+
+    def write_text(self, step: int, name: str, markdown: str) -> None:
+        """Hand a text of a step to those that take texts."""
+        for tracker_name, tracker in list(self._open.items()):
+            if isinstance(tracker, TakesTexts):
+                self._try(tracker_name, lambda tracker=tracker: tracker.write_text(step, name, markdown))
 
     def close(self) -> None:
         """Close them all."""

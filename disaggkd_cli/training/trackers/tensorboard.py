@@ -20,6 +20,10 @@ class _TensorBoard:
             self._board.add_scalar(name, value, step)
         self._board.flush()
 
+    def write_text(self, step: int, name: str, markdown: str) -> None:
+        self._board.add_text(name, markdown, step)
+        self._board.flush()
+
     def close(self) -> None:
         self._board.close()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 
 class Tracker(Protocol):
@@ -22,6 +22,14 @@ class Tracker(Protocol):
 
     def close(self) -> None:
         """Hand over what is still waiting."""
+
+
+@runtime_checkable
+class TakesTexts(Protocol):
+    """A tracker that shows texts too; those that do not are handed none."""
+
+    def write_text(self, step: int, name: str, markdown: str) -> None:
+        """Take a text of a step, such as a table of samples."""
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from disaggkd_cli.config import LogConfig
 from disaggkd_cli.errors import UserError
 from disaggkd_cli.training.metrics import MetricsLog, read_metrics
 from disaggkd_cli.training.run_directory import RunDirectory
+from disaggkd_cli.training.samples import FIXED, ON_POLICY, Sample
 from disaggkd_cli.training.trackers import TRACKERS
 from disaggkd_cli.training.tracking import wanted_trackers
 
@@ -99,7 +100,7 @@ def run(root, first_step, asked, figures):
 
 
 def test_every_key_is_a_tracker_and_every_tracker_a_key():
-    assert {field.name for field in fields(LogConfig)} == set(TRACKERS)
+    assert {field.name for field in fields(LogConfig) if not field.name.startswith("sample")} == set(TRACKERS)
 
 
 @pytest.mark.parametrize("name", ["wandb", "mlflow", "trackio"])
@@ -164,3 +165,20 @@ def test_tensorboard_writes_scalars(tmp_path):
     assert not (tmp_path / "trackers.json").exists()
     run(tmp_path / "none", 0, settings(), []) if (tmp_path / "none").mkdir() else None
     assert not (tmp_path / "none" / "tensorboard").exists()
+
+
+def test_tensorboard_shows_samples_and_the_others_are_not_asked(client, tmp_path):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    log = MetricsLog(RunDirectory(tmp_path), 0, LogConfig(wandb="distilling"))
+    log.write_samples(
+        4, [Sample(4, FIXED, "Once | upon", "teacher", "a time\nthere was"), Sample(4, ON_POLICY, "a", "b", "c")]
+    )
+    log.write(5, {"loss": 1.0})
+    log.close()
+    events = accumulator.EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert len(events.Tags()["tensors"]) == 2
+    (event,) = events.Tensors(f"{FIXED}/text_summary")
+    assert event.step == 4
+    assert "| Once \\| upon | teacher | a time ⏎ there was |" in event.tensor_proto.string_val[0].decode()
+    assert ("figures", 5, {"loss": 1.0}) in client.told, "a tracker that takes no texts goes on"
