@@ -33,7 +33,8 @@ _READ_AT_IMPORT = (
     "NCCL_", "LD_", "MALLOC_", "GLIBC_", "HOME", "XDG_", "PATH", "LANG", "LC_",
 )  # fmt: skip
 """Variables that a process started afresh may read before its first line; where one differs, none is forked."""
-_READ_LATER = {"TORCH_CPP_LOG_LEVEL"}
+_READ_LATER = {"TORCH_CPP_LOG_LEVEL", "PYTORCH_CUDA_ALLOC_CONF", "CUDA_DEVICE_MAX_CONNECTIONS"}
+"""What only CUDA reads when it starts, and what is set before each start anyway."""
 _ANSWER_SECONDS = 120.0
 _ROOM = 60_000
 """Characters; one argument or variable has at most 128 KiB."""
@@ -82,7 +83,7 @@ def _this_server() -> Server:
     global _server
     if _server is None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        environment = {**os.environ, "TORCH_CPP_LOG_LEVEL": "ERROR"}
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
         # With room for other command lines and variables where /proc reads those of what is forked from it.
         command = [sys.executable, "-m", "tests.support.warm_server", str(theirs.fileno()), " " * _ROOM]
         _REAL_POPEN(

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from disaggkd_cli.gpus import prepare_allocator
+from tests.support import warm
 from tests.support.runs import descendants, process_ids
 from tests.support.warm import WarmPopen
 
@@ -103,3 +105,12 @@ def test_other_interpreters_and_variables_that_imports_read_are_started_afresh()
 
 def _parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def test_the_ranks_of_a_supervisor_can_be_forked():
+    """What a supervisor sets for its ranks changes no import; else each rank would import everything once more."""
+    environment = dict(os.environ)
+    server = warm.Server(None, dict(environment))
+    prepare_allocator(environment)
+    assert warm._same_imports(environment, server)
+    assert not warm._same_imports({**environment, "PYTORCH_ENABLE_MPS_FALLBACK": "1"}, server)
