@@ -90,7 +90,9 @@ def test_two_student_ranks_one_of_which_dies(reference_config, reference, tmp_pa
 
 
 def test_a_bad_payload_is_asked_for_again(reference_config, reference, tmp_path):
-    faults = "teacher 0.payload:flip@2,teacher 1.forward:nan@2"
+    # Slow enough that the second teacher has joined long before the first one could answer everything.
+    slow = "teacher 0.forward:sleep:0.3,teacher 1.forward:sleep:0.3"
+    faults = f"teacher 0.payload:flip@2,teacher 1.forward:nan@7,{slow}"
     output = run_with_faults(reference_config, tmp_path / "run", faults, "teacher.replicas=2")
     assert output.count("bad reply, asked for again") == 2
     assert_undisturbed(tmp_path / "run", reference)
