@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
-from torch.distributed.checkpoint.state_dict import get_model_state_dict
+from torch import Tensor, nn
 
-from disaggkd_cli.config import load
+from disaggkd_cli.config import Config, load
 from disaggkd_cli.data import load_tokenizer
 from disaggkd_cli.errors import UserError
 from disaggkd_cli.models import build_student
+from disaggkd_cli.models.hollow import ReadWhole, hollow_student
 from disaggkd_cli.models.load import DTYPES
 from disaggkd_cli.training.checkpoint import (
     Checkpoint,
-    load_weights,
     newest_checkpoint,
     read_checkpoint,
+    read_weights,
     step_directory,
 )
 from disaggkd_cli.training.export import write_student
@@ -55,13 +57,23 @@ def export_command(
     layers = recorded_layers(directory.root)
     if config.student.from_teacher is not None and layers is not None:
         config.student.from_teacher.layers = layers
-    model = build_student(config)
-    load_weights(checkpoint, model)
+    model = _student(config)
     card = card_of(config, directory, checkpoint.step)
     tokenizer = load_tokenizer(config.student.model or config.teacher.model)
-    write_student(model, get_model_state_dict(model), tokenizer, target, DTYPES[wanted], card)
+
+    def fetch(names: list[str], owner: int) -> dict[str, Tensor]:
+        return read_weights(checkpoint, model, names)
+
+    write_student(model, fetch, tokenizer, target, DTYPES[wanted], card)
     log(f"{target}: the student after step {checkpoint.step}, {wanted}")
     return target
+
+
+def _student(config: Config) -> nn.Module:
+    """Return the student, without weights where it can be described so."""
+    with contextlib.suppress(ReadWhole):
+        return hollow_student(config).model
+    return build_student(config)
 
 
 def _named(directory: RunDirectory, step: int) -> Path:

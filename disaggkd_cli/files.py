@@ -24,7 +24,7 @@ def replacing(path: Path, *, durable: bool = False) -> Iterator[Path]:
     Raises:
         OSError: as writing and moving do.
     """
-    aside = path.with_name(f".{path.name}.{os.getpid()}.writing")
+    aside = aside_of(path, os.getpid())
     _remove_leftovers(path)
     try:
         yield aside
@@ -38,6 +38,11 @@ def replacing(path: Path, *, durable: bool = False) -> Iterator[Path]:
         raise
     if durable:
         sync(path.parent)
+
+
+def aside_of(path: Path, process: int) -> Path:
+    """Return the name that `replacing` gives in a process."""
+    return path.with_name(f".{path.name}.{process}.writing")
 
 
 def write_text(path: Path, text: str, *, durable: bool = False) -> None:

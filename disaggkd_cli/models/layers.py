@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -39,26 +40,53 @@ def student_from_layers(teacher: nn.Module, layers: str | list[int], dtype: torc
     Raises:
         UserError: when the layers do not exist, or the family's configuration cannot describe such a choice.
     """
-    count = teacher.config.get_text_config().num_hidden_layers
-    kept = layer_numbers(layers, count)
-    prefix = decoder_layers(teacher)[0] + "."
-    student = AutoModelForCausalLM.from_config(config_with_layers(teacher.config, kept, count), dtype=dtype)
-    state = {}
-    for name, tensor in teacher.state_dict().items():
-        match = re.match(re.escape(prefix) + r"(\d+)\.(.*)", name)
-        if match is None:
-            state[name] = tensor
-        elif int(match.group(1)) in kept:
-            state[f"{prefix}{kept.index(int(match.group(1)))}.{match.group(2)}"] = tensor
+    kept = kept_layers(teacher, layers)
+    student = AutoModelForCausalLM.from_config(config_of_layers(teacher, kept), dtype=dtype)
+    whole = teacher.state_dict()
+    state = {own: whole[name] for name, own in names_in_student(teacher, kept).items()}
     try:
         student.load_state_dict(state, strict=True)
     except RuntimeError as error:
-        raise UserError(
-            f"student.from_teacher.layers: {type(teacher).__name__} cannot be cut to layers {kept}: its layers are of "
-            f"different shapes and its configuration cannot say so ({str(error).splitlines()[-1].strip()})"
-        ) from None
+        raise cannot_be_cut(teacher, kept, str(error).splitlines()[-1].strip()) from None
     student.generation_config = copy.deepcopy(teacher.generation_config)
     return student
+
+
+def kept_layers(teacher: nn.Module, layers: str | list[int]) -> list[int]:
+    """Return the numbers of the teacher's layers that `student.from_teacher.layers` names."""
+    return layer_numbers(layers, teacher.config.get_text_config().num_hidden_layers)
+
+
+def config_of_layers(teacher: nn.Module, kept: list[int]) -> Any:
+    """Return the configuration of a student of these layers."""
+    return config_with_layers(teacher.config, kept, teacher.config.get_text_config().num_hidden_layers)
+
+
+def names_in_student(teacher: nn.Module, kept: list[int], names: Iterable[str] | None = None) -> dict[str, str]:
+    """Return, by the teacher's names of tensors that such a student has, its own names of them.
+
+    Args:
+        teacher: a causal LM, which may have no weights.
+        kept: numbers of the layers, in the student's order.
+        names: of the teacher's tensors; by default those of its state dict.
+    """
+    prefix = decoder_layers(teacher)[0] + "."
+    found = {}
+    for name in teacher.state_dict() if names is None else names:
+        match = re.match(re.escape(prefix) + r"(\d+)\.(.*)", name)
+        if match is None:
+            found[name] = name
+        elif int(match.group(1)) in kept:
+            found[name] = f"{prefix}{kept.index(int(match.group(1)))}.{match.group(2)}"
+    return found
+
+
+def cannot_be_cut(teacher: nn.Module, kept: list[int], why: str) -> UserError:
+    """Return the error of a teacher whose layers differ in a way that its configuration cannot describe."""
+    return UserError(
+        f"student.from_teacher.layers: {type(teacher).__name__} cannot be cut to layers {kept}: its layers are of "
+        f"different shapes and its configuration cannot say so ({why})"
+    )
 
 
 def config_with_layers(config: Any, kept: list[int], count: int) -> Any:

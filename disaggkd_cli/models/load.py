@@ -67,6 +67,18 @@ def teacher_source(config: Config) -> ModelSource:
     return resolve_source(config.teacher.model, trust_remote_code=config.teacher.trust_remote_code)
 
 
+def student_source_config(config: Config) -> Any:
+    """Return the transformers configuration that the student starts from (the teacher's, when cut out of it)."""
+    student = config.student
+    if student.from_teacher is not None:
+        key, name, trusted = "teacher.model", config.teacher.model, config.teacher.trust_remote_code
+    elif student.from_config:
+        key, name, trusted = "student.from_config", student.from_config, student.trust_remote_code
+    else:
+        key, name, trusted = "student.model", student.model, student.trust_remote_code
+    return load_config(resolve_source(name, trust_remote_code=trusted), key)
+
+
 def load_config(source: ModelSource, key: str) -> Any:
     """Return the transformers configuration of a causal LM (its text part, for multimodal checkpoints).
 

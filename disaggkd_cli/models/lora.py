@@ -71,15 +71,25 @@ def has_adapters(model: nn.Module) -> bool:
     return any(hasattr(module, "lora_A") for module in model.modules())
 
 
+def plain_name(name: str) -> str:
+    """Return the name that a base tensor of an adapted model has without its adapter."""
+    return name.replace(_BASE, ".")
+
+
+def is_adapter(name: str) -> bool:
+    """Whether a tensor of an adapted model is an adapter's own."""
+    return name.endswith((_DOWN, _UP))
+
+
 def merged_state(model: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return a whole state dict of an adapted model with `W + scaling · B A` under the plain names.
+    """Return the state dict of an adapted model, or of some modules, with `W + scaling · B A` under the plain names.
 
     Args:
         model: the adapted model (its parameters may be sharded; only its modules' settings are read).
         state: its gathered state dict.
     """
     merged = {
-        name.replace(_BASE, "."): tensor for name, tensor in state.items() if not name.endswith((_DOWN, _UP))
+        plain_name(name): tensor for name, tensor in state.items() if not is_adapter(name)
     }  # fmt: skip
     for name in [name.removesuffix(_DOWN) for name in state if name.endswith(_DOWN)]:
         module = model.get_submodule(name)
@@ -104,7 +114,7 @@ def save_adapters(model: nn.Module, state: dict[str, Tensor], directory: Path) -
     adapters = {
         _LANGUAGE_MODEL + name.replace(".default.", "."): tensor.contiguous()
         for name, tensor in state.items()
-        if name.endswith((_DOWN, _UP))
+        if is_adapter(name)
     }
     save_file(adapters, directory / "adapter_model.safetensors", metadata={"format": "pt"})
     adapted = {name: module for name, module in model.named_modules() if hasattr(module, "lora_A")}

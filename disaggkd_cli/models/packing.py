@@ -12,8 +12,7 @@ from disaggkd_cli.config.packing import separates_documents
 from disaggkd_cli.errors import UserError
 from disaggkd_cli.models.attention import FLASH
 from disaggkd_cli.models.head import hidden_states
-from disaggkd_cli.models.load import load_config, teacher_source
-from disaggkd_cli.models.student import student_source_config
+from disaggkd_cli.models.load import load_config, student_source_config, teacher_source
 
 
 def packs_documents(model_config: Any) -> tuple[bool, str]:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
 from disaggkd_cli.config import Config
 from disaggkd_cli.errors import UserError
+from disaggkd_cli.models.fill import fill
+from disaggkd_cli.models.hollow import ReadWhole, hollow_student
 from disaggkd_cli.models.kernels import choose_kernels_by_device
 from disaggkd_cli.models.layers import student_from_layers
 from disaggkd_cli.models.load import load_causal_lm, load_config, resolve_source, teacher_source
@@ -22,6 +26,11 @@ def build_student(config: Config) -> nn.Module:
     Raises:
         UserError: when a model cannot be read, the teacher has no such layers, or adapters cannot be put in.
     """
+    if config.student.from_teacher is not None:
+        with contextlib.suppress(ReadWhole):
+            hollow = hollow_student(config)  # so that the teacher is never whole in memory
+            fill(hollow.model, hollow.parts, torch.device("cpu"))
+            return hollow.model
     model = _starting_weights(config)
     if config.student.lora is not None:
         add_adapters(model, config.student.lora, config.seed)
@@ -48,15 +57,3 @@ def _starting_weights(config: Config) -> nn.Module:
         return choose_kernels_by_device(model.eval())
     source = resolve_source(student.model, trust_remote_code=student.trust_remote_code)
     return load_causal_lm(source, torch.float32, "student.model")
-
-
-def student_source_config(config: Config):
-    """Return the transformers configuration that the student starts from (the teacher's, when cut out of it)."""
-    student = config.student
-    if student.from_teacher is not None:
-        key, name, trusted = "teacher.model", config.teacher.model, config.teacher.trust_remote_code
-    elif student.from_config:
-        key, name, trusted = "student.from_config", student.from_config, student.trust_remote_code
-    else:
-        key, name, trusted = "student.model", student.model, student.trust_remote_code
-    return load_config(resolve_source(name, trust_remote_code=trusted), key)

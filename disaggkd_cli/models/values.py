@@ -11,6 +11,8 @@ from disaggkd_cli.errors import UserError
 _NAMED = 3
 """How many tensors a message names."""
 
+DAMAGED = "the weights are damaged, or were made by a run that had failed"
+
 
 @torch.no_grad()
 def verify_logits(model: nn.Module, logits: Tensor, name: str, *, fresh: bool = False) -> None:
@@ -53,7 +55,7 @@ def verify_weights(module: nn.Module, name: str) -> None:
     """
     bad = _not_finite(module)
     if bad:
-        raise UserError(f"{name}: {_some(bad)}; the weights are damaged, or were made by a run that had failed")
+        raise UserError(f"{name}: {_some(bad)}; {DAMAGED}")
 
 
 def verify_head_values(weight: Tensor, name: str, *, whole: bool) -> None:
@@ -74,16 +76,21 @@ def _not_finite(model: nn.Module) -> list[str]:
     for name, tensor in model.named_parameters():
         value = _whole(tensor)
         if value.is_floating_point() and not torch.isfinite(value).all():
-            bad = int((~torch.isfinite(value)).sum())
-            kind = "NaN" if value.isnan().any() else "infinite"
-            found.append(f"{name} ({bad:,} of {value.numel():,} values are {kind})")
+            found.append(not_finite(name, value))
     return found
+
+
+def not_finite(name: str, tensor: Tensor) -> str:
+    """Return in words how many values of a tensor are no finite numbers."""
+    bad = int((~torch.isfinite(tensor)).sum())
+    kind = "NaN" if tensor.isnan().any() else "infinite"
+    return f"{name} ({bad:,} of {tensor.numel():,} values are {kind})"
 
 
 def _why_not_finite(model: nn.Module) -> str:
     found = _not_finite(model)
     if found:
-        return f"{_some(found)}; the weights are damaged, or were made by a run that had failed"
+        return f"{_some(found)}; {DAMAGED}"
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
     return f"all of its weights are, but they overflow when computed in {dtype}; take bfloat16 or float32"
 

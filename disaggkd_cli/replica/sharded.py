@@ -1,23 +1,24 @@
-"""A teacher's backbone sharded over the ranks of its replica with FSDP, straight from where the first rank loads it.
+"""A teacher's backbone sharded over the ranks of its replica with FSDP: each rank reads its own shards, layer by layer.
 
-The leader loads and proves the whole model in its machine's memory; the others build it without weights, and every
-parameter is scattered by itself. So a machine holds one copy however many ranks it has, a GPU never more than its shard
-and one whole parameter, and any file that transformers reads will do. The head never leaves the leader.
+The head is read by nobody. From files that cannot be read in parts the leader loads the whole model into its machine's
+memory and hands it out, a tensor at a time.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from disaggkd_cli.config import Config
 from disaggkd_cli.errors import RunError, UserError
 from disaggkd_cli.models import backbone_of, set_attention, teacher_source
+from disaggkd_cli.models.fill import fill, from_rank_zero
+from disaggkd_cli.models.hollow import ReadWhole, hollow_backbone
 from disaggkd_cli.models.load import DTYPES, without_weights
 from disaggkd_cli.models.verified import VerifiedTeacher, load_verified_teacher, verify_packed_documents
 from disaggkd_cli.replica.rounds import LEADER
@@ -31,18 +32,30 @@ def load_sharded_teacher(config: Config, device: torch.device, group: dist.Proce
         UserError: the model cannot be read, split, packed or sharded.
         RunError: another rank ended meanwhile.
     """
+    source = teacher_source(config)
+    mesh = DeviceMesh.from_group(group, device.type, mesh=torch.arange(dist.get_world_size(group)))
+    with contextlib.suppress(ReadWhole):
+        hollow = hollow_backbone(source, DTYPES[config.teacher.dtype], "teacher.model", config.teacher.attention)
+        fill(shard_teacher(hollow.model, mesh), hollow.parts, device)
+        return _packing_verified(config, VerifiedTeacher(source, hollow.model, *hollow.head_shape))
     whole = None
     if dist.get_rank(group) == LEADER:
         whole = load_verified_teacher(config, torch.device("cpu"), check_packing=False)
     backbone = _backbone_without_weights(config)
     try:
         contents = _agree_on_contents(backbone, whole, group)
-        sharded = _scatter(backbone, None if whole is None else whole.backbone, contents["tensors"], device, group)
+        tensors = iter([_tensors(whole.backbone)]) if whole is not None else None
+        parts = from_rank_zero(tensors, backbone, group)
+        fill(shard_teacher(backbone, mesh), parts, device)
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[0]
         raise RunError(f"the replica's ranks could not share out {config.teacher.model}: {reason}") from error
-    source = teacher_source(config)
-    teacher = VerifiedTeacher(source, sharded, contents["vocabulary_size"], contents["hidden_size"])
+    return _packing_verified(
+        config, VerifiedTeacher(source, backbone, contents["vocabulary_size"], contents["hidden_size"])
+    )
+
+
+def _packing_verified(config: Config, teacher: VerifiedTeacher) -> VerifiedTeacher:
     verify_packed_documents(config, teacher)
     return teacher
 
@@ -90,33 +103,6 @@ def _agree_on_contents(backbone: nn.Module, whole: VerifiedTeacher | None, group
         else:
             owner._buffers[leaf] = empty
     return contents
-
-
-@torch.no_grad()
-def _scatter(
-    backbone: nn.Module, whole: nn.Module | None, tensors: list, device: torch.device, group: dist.ProcessGroup
-) -> nn.Module:
-    """Shard `backbone`, which has no weights yet, and give each rank its part of those of `whole`."""
-    mesh = DeviceMesh.from_group(group, device.type, mesh=torch.arange(dist.get_world_size(group)))
-    shard_teacher(backbone, mesh)
-    backbone.to_empty(device=device)
-    for name, shape, dtype in tensors:
-        owner, leaf = _owner(backbone, name)
-        mine = getattr(owner, leaf)
-        full = torch.empty(shape, dtype=getattr(torch, dtype), device=device)
-        if whole is not None:
-            source, _ = _owner(whole, name)
-            full.copy_(getattr(source, leaf))
-            delattr(source, leaf)
-        if isinstance(mine, DTensor):
-            part = distribute_tensor(full, mesh, mine.placements).to_local()
-            mine.to_local().copy_(part)
-        else:
-            dist.broadcast(full, LEADER, group=group)
-            mine.copy_(full)
-    if device.type == "cuda":
-        torch.cuda.empty_cache()  # gives back the room that whole parameters took
-    return backbone
 
 
 def _tensors(module: nn.Module) -> dict[str, Tensor]:

@@ -35,7 +35,10 @@ from disaggkd_cli.models import (
     verify_packing,
     verify_split,
 )
+from disaggkd_cli.models.fill import fill
+from disaggkd_cli.models.hollow import ReadWhole, hollow_backbone, hollow_student, proved_on_small
 from disaggkd_cli.models.load import DTYPES
+from disaggkd_cli.models.parts import Part, verified
 from disaggkd_cli.models.verified import load_verified_teacher
 from disaggkd_cli.training.layer_choice import settle_layers
 from disaggkd_cli.training.layout import StudentLayout, group_timeout, layout_of, shard_mesh, student_mesh
@@ -55,7 +58,7 @@ class Components:
     """What a rank has built before anything is sharded.
 
     Attributes:
-        model: the student, float32, on the CPU.
+        model: the student, float32: on the CPU, or without weights (`meta`) where it is sharded over ranks.
         teacher_head: the teacher's frozen head, in the teacher's dtype; only this rank's rows when vocabulary-parallel.
         teacher_backbone: the frozen teacher itself, in colocated runs only.
         tokenizer: the student's.
@@ -64,6 +67,8 @@ class Components:
         layout: this rank's place among the student's.
         teacher_vocabulary: ids of the teacher's whole head.
         mesh: of all student ranks, once `build_module` has made it.
+        parts: the weights of a student without them; each rank reads its own shards.
+        teacher_parts: those of such a teacher.
     """
 
     model: nn.Module
@@ -75,6 +80,8 @@ class Components:
     layout: StudentLayout = field(default_factory=StudentLayout)
     teacher_vocabulary: int = 0
     mesh: DeviceMesh | None = None
+    parts: Iterator[Part] | None = None
+    teacher_parts: Iterator[Part] | None = None
 
     @property
     def pad_id(self) -> int:
@@ -102,17 +109,12 @@ def build_components(config: Config, log: Log, directory: Path) -> Components:
     log(f"documents are {'packed into rows' if pack else 'kept one per row'}: {reason}")
     splits = read_texts(config, tokenizer, pack, log)
     settle_layers(config, splits.train, directory, log)
-    model = build_student(config)
-    freeze(model, config.student.freeze)  # what travels depends on whether the head is trained
-    if config.student.attention != FLASH:  # which cannot run where the checks run, on the CPU
-        set_attention(model, config.student.attention, "student.attention")
-    head = head_of(model)
-    verify_split(model, head, "the student", fresh=config.student.from_config is not None)
-    if pack:
-        verify_packing(backbone_of(model), head.weight.shape[0], "the student")
+    model, parts = read_student(config, pack, log)
     layout = _layout(config, model, load_config(source, "teacher.model"), log)
-    vocabulary = len(head.weight)
-    teacher_backbone, teacher_head, teacher_vocabulary = _teacher(config, source, layout, vocabulary)
+    vocabulary = len(head_of(model).weight)
+    teacher_backbone, teacher_head, teacher_vocabulary, teacher_parts = _teacher(
+        config, source, layout, vocabulary, log
+    )
     sizes = (teacher_vocabulary, vocabulary)
     for dataset in (splits.train, splits.evaluation):
         dataset.verify(lambda ids, labels: verify_ids(ids, labels, shared, sizes))
@@ -126,8 +128,35 @@ def build_components(config: Config, log: Log, directory: Path) -> Components:
         "global batch (sequences)": config.global_batch_sequences,
     }
     return Components(
-        model, teacher_head, teacher_backbone, tokenizer, splits, identity, layout, teacher_vocabulary
+        model, teacher_head, teacher_backbone, tokenizer, splits, identity, layout, teacher_vocabulary,
+        parts=parts, teacher_parts=teacher_parts,
     )  # fmt: skip
+
+
+def read_student(config: Config, pack: bool, log: Log) -> tuple[nn.Module, Iterator[Part] | None]:
+    """Return the student, frozen where it is to be and proved; where ranks share its weights, without them and with
+    them part by part.
+
+    Its class is then proved on a small model, and the weights when they are read.
+    """
+    student, name = config.student, "the student"
+    if student.ranks > student.replicate:
+        try:
+            hollow = hollow_student(config)
+            freeze(hollow.model, student.freeze)  # what travels depends on whether the head is trained
+            proved_on_small(hollow.model, student.attention, "student.attention", name, packs=pack)
+            return hollow.model, verified(hollow.parts, hollow.model, name)
+        except ReadWhole as reason:
+            log(f"each rank holds the whole student in float32 until it is sharded: {reason}")
+    model = build_student(config)
+    freeze(model, student.freeze)
+    if student.attention != FLASH:  # which cannot run where the checks run, on the CPU
+        set_attention(model, student.attention, "student.attention")
+    head = head_of(model)
+    verify_split(model, head, name, fresh=student.from_config is not None)
+    if pack:
+        verify_packing(backbone_of(model), head.weight.shape[0], name)
+    return model, None
 
 
 def _layout(config: Config, model: nn.Module, teacher_config: Any, log: Log) -> StudentLayout:
@@ -160,17 +189,25 @@ def _layout(config: Config, model: nn.Module, teacher_config: Any, log: Log) -> 
 
 
 def _teacher(
-    config: Config, source: Any, layout: StudentLayout, student_vocabulary: int
-) -> tuple[nn.Module | None, Head, int]:
-    """Return the backbone (colocated only), the rows of the head that this rank keeps, and the whole vocabulary."""
+    config: Config, source: Any, layout: StudentLayout, student_vocabulary: int, log: Log
+) -> tuple[nn.Module | None, Head, int, Iterator[Part] | None]:
+    """Return the backbone (colocated only), the rows of the head that this rank keeps, the whole vocabulary, and the
+    weights of a backbone that has none yet."""
 
     def ids(vocabulary: int) -> tuple[int, int]:
         return layout.teacher_ids(student_vocabulary, vocabulary)
 
+    dtype, key = DTYPES[config.teacher.dtype], "teacher.model"
     if config.mode == "disaggregated":
-        return None, *load_head_shard(source, DTYPES[config.teacher.dtype], "teacher.model", ids)
+        return None, *load_head_shard(source, dtype, key, ids), None
+    if layout.shard_ranks > 1:
+        try:
+            hollow = hollow_backbone(source, dtype, key, config.teacher.attention, packs=decide_packing(config)[0])
+            return hollow.model, *load_head_shard(source, dtype, key, ids), hollow.parts
+        except ReadWhole as reason:
+            log(f"each rank holds the whole teacher until it is sharded: {reason}")
     teacher = load_verified_teacher(config, torch.device("cpu"), keep_head=ids)
-    return teacher.backbone, teacher.head, teacher.vocabulary_size
+    return teacher.backbone, teacher.head, teacher.vocabulary_size, None
 
 
 def build_module(
@@ -200,6 +237,8 @@ def build_module(
         vocabulary_parallel=components.layout.vocabulary_parallel,
         compiled=config.student.compile,
     )
+    if components.parts is not None:
+        fill(module.model, components.parts, device)
     return module, build_optimizer(module, config.train)
 
 
@@ -235,6 +274,8 @@ def open_source(
     """
     if config.mode == "colocated":
         backbone = shard_teacher(components.teacher_backbone, shard_mesh(components.mesh))
+        if components.teacher_parts is not None:
+            fill(backbone, components.teacher_parts, device)
         return ColocatedSource(backbone, items, device), None
     width = components.teacher_head.weight.shape[1]
     if config.teacher.cache:

@@ -23,7 +23,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.checkpoint import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
-from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_state_dict
+from torch.distributed.checkpoint.state_dict import get_state_dict
 
 from disaggkd_cli import files
 from disaggkd_cli.errors import RunError, UserError
@@ -194,18 +194,29 @@ def training_state(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[
     return state
 
 
-def load_weights(checkpoint: Checkpoint, model: nn.Module) -> None:
-    """Read a checkpoint's weights into a student that is whole, in place. Needs no process group.
+def read_weights(checkpoint: Checkpoint, model: nn.Module, names: list[str]) -> dict[str, Tensor]:
+    """Return some whole tensors of a student's checkpoint, on the CPU. Needs no process group.
+
+    Args:
+        model: the student, which may have no weights.
+        names: of its state dict; several names of one tensor come as one tensor.
 
     Raises:
-        UserError: when it belongs to a student of other shapes.
+        UserError: when the checkpoint belongs to a student of other shapes.
     """
-    parameters = get_model_state_dict(nn.ModuleDict({"model": model}))
+    own = model.state_dict(keep_vars=True)
+    first: dict[int, str] = {}
+    for name, tensor in own.items():
+        first.setdefault(id(tensor), name)
+    empty = {first[id(own[name])]: torch.empty_like(own[name], device="cpu").detach() for name in names}
     reader = HuggingFaceStorageReader(str(checkpoint.directory))
     try:
-        dcp.load(_listed_once(parameters), storage_reader=reader, no_dist=True)
+        dcp.load(
+            {f"student.model.{name}": tensor for name, tensor in empty.items()}, storage_reader=reader, no_dist=True
+        )
     except (Exception, CheckpointException) as error:  # the latter is no Exception
         raise UserError(f"{checkpoint.directory}: does not fit this student ({_cause(error)})") from error
+    return {name: empty[first[id(own[name])]] for name in names}
 
 
 def _listed_once(parameters: dict[str, Tensor]) -> dict[str, Tensor]:

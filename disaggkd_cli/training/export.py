@@ -1,61 +1,192 @@
-"""Write the student as a Hugging Face model directory that `from_pretrained` loads, checked by loading it again."""
+"""Write the student as a Hugging Face model directory that `from_pretrained` loads, checked by loading it again.
+
+Files of at most 4 GiB are written rank by rank: each is gathered, tensor by tensor and in the dtype to write, on the
+rank whose turn it is, and let go of once it lies on the disk. So no process ever holds the whole model, and none waits
+for another longer than a file takes.
+"""
 
 from __future__ import annotations
 
 import copy
+import hashlib
+import json
 import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
+from transformers.core_model_loading import revert_weight_conversion
 
 from disaggkd_cli import files
-from disaggkd_cli.errors import RunError
-from disaggkd_cli.models.lora import has_adapters, merged_state, save_adapters
+from disaggkd_cli.errors import DisaggkdError, RunError
+from disaggkd_cli.models import resolve_source
+from disaggkd_cli.models.lora import has_adapters, is_adapter, merged_state, plain_name, save_adapters
+from disaggkd_cli.models.parts import grouped, read_parts
+from disaggkd_cli.training.layout import waiting_for
+
+FILE_BYTES = 4 * 2**30
+_MASTER_BYTES = 4
+_WEIGHTS = "model.safetensors"
+
+Fetch = Callable[[list[str], int], dict[str, Tensor]]
+"""From names of the student's tensors and a rank to the whole tensors, on that rank's CPU; nothing on the others."""
 
 
-def export_student(model: nn.Module, tokenizer: Any, directory: Path, dtype: torch.dtype, card: str = "") -> None:
-    """Gather the student on rank 0 and write it (see `write_student`). Collective over all student ranks."""
-    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-    state = get_model_state_dict(model, options=options)
-    if dist.get_rank() == 0:
-        write_student(model, state, tokenizer, directory, dtype, card)
+@dataclass(frozen=True)
+class _Ranks:
+    rank: int = 0
+    count: int = 1
+
+
+def export_student(
+    model: nn.Module, tokenizer: Any, directory: Path, dtype: torch.dtype, card: str = "", file_bytes: int = FILE_BYTES
+) -> None:
+    """Write the student, which may be sharded (see `write_student`). Collective over all student ranks."""
+    rank, state = dist.get_rank(), model.state_dict()
+
+    @torch.no_grad()
+    def fetch(names: list[str], owner: int) -> dict[str, Tensor]:
+        found = {}
+        for name in names:
+            tensor = state[name]
+            whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+            if rank == owner:
+                found[name] = _as_written(whole, name, dtype).cpu()
+            del whole
+        return found
+
+    write_student(model, fetch, tokenizer, directory, dtype, card, file_bytes, _Ranks(rank, dist.get_world_size()))
 
 
 def write_student(
-    model: nn.Module, state: dict[str, Tensor], tokenizer: Any, directory: Path, dtype: torch.dtype, card: str = ""
+    model: nn.Module,
+    fetch: Fetch,
+    tokenizer: Any,
+    directory: Path,
+    dtype: torch.dtype,
+    card: str = "",
+    file_bytes: int = FILE_BYTES,
+    ranks: _Ranks = _Ranks(),
 ) -> None:
     """Write the student as a model directory, aside and then renamed, after loading it back from there.
 
     Args:
-        model: the causal LM; where it is sharded only its configuration and buffers are read.
-        state: its whole state dict, on the CPU.
+        model: the causal LM; only its names, shapes and configuration are read.
+        fetch: gives its tensors. Collective over the ranks.
         tokenizer: saved beside it.
         directory: where to; replaced when it exists.
         dtype: of the weights on disk.
         card: what becomes `README.md`; empty writes none.
+        file_bytes: of one file of weights, unless a single layer is larger.
+        ranks: how many write, and which of them this is.
 
     Raises:
-        RunError: when it cannot be written, or does not load back to the same weights.
+        RunError: when it cannot be written, or does not load back to the same weights; on every rank.
     """
+    whole = _without_weights(model, dtype)
+    groups = [
+        [name for name in names if whole.all_tied_weights_keys.get(name) not in names]
+        for names in grouped(model, lambda name: True, file_bytes * _MASTER_BYTES // dtype.itemsize)
+    ]
+    with _aside(directory, ranks) as aside:
+        if ranks.rank == 0:
+            with _told(directory):
+                whole.save_pretrained(aside, state_dict={})  # what lies beside the weights
+                (aside / _WEIGHTS).unlink(missing_ok=True)
+                tokenizer.save_pretrained(aside)
+        digests: dict[int, dict[str, str]] = {}
+        for number, names in enumerate(groups):
+            owner = number % ranks.count
+            with _together(ranks), _told(directory):
+                tensors = fetch(names, owner)
+                if ranks.rank == owner:
+                    digests[number] = _write_file(model, whole, tensors, aside / _name_of(number, len(groups)), dtype)
+                del tensors
+        adapters = fetch([name for name in model.state_dict() if is_adapter(name)], 0) if has_adapters(model) else {}
+        with _together(ranks), _told(directory):
+            if ranks.rank == 0:
+                _finish(model, aside, adapters, card, len(groups))
+        with _together(ranks), _told(directory):
+            for number, expected in digests.items():
+                _compare(whole, aside, directory, expected, groups[number])
+
+
+def _write_file(
+    model: nn.Module, whole: nn.Module, tensors: dict[str, Tensor], path: Path, dtype: torch.dtype
+) -> dict[str, str]:
+    """Write one file, and return a digest of each tensor by the name that the loaded model has for it."""
+    plain = merged_state(model, tensors) if has_adapters(model) else tensors
+    plain = {name: _as_written(tensor, name, dtype) for name, tensor in plain.items()}
+    digests = {name: _digest(tensor) for name, tensor in plain.items()}
+    written = {name: tensor.contiguous() for name, tensor in revert_weight_conversion(whole, plain).items()}
+    save_file(written, path, metadata={"format": "pt"})
+    return digests
+
+
+def _finish(model: nn.Module, aside: Path, adapters: dict[str, Tensor], card: str, count: int) -> None:
+    if count > 1:
+        index: dict[str, str] = {}
+        size = 0
+        for number in range(count):
+            with safe_open(aside / _name_of(number, count), "pt") as file:
+                index |= dict.fromkeys(file.keys(), _name_of(number, count))
+            size += (aside / _name_of(number, count)).stat().st_size
+        record = {"metadata": {"total_size": size}, "weight_map": dict(sorted(index.items()))}
+        files.write_text(aside / f"{_WEIGHTS}.index.json", json.dumps(record, indent=2) + "\n")
+    if adapters:
+        save_adapters(model, adapters, aside / "adapters")
+    if card:
+        (aside / "README.md").write_text(card, encoding="utf-8")
+    _modes_by_umask(aside)
+
+
+def _name_of(number: int, count: int) -> str:
+    return _WEIGHTS if count == 1 else f"model-{number + 1:05d}-of-{count:05d}.safetensors"
+
+
+def _as_written(tensor: Tensor, name: str, dtype: torch.dtype) -> Tensor:
+    """Adapters stay as they are until they are merged into their matrix; base matrices of theirs too."""
+    if not tensor.is_floating_point() or is_adapter(name) or plain_name(name) != name:
+        return tensor
+    return tensor.to(dtype)
+
+
+def _digest(tensor: Tensor) -> str:
+    data = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
+    return hashlib.sha256(memoryview(data)).hexdigest()
+
+
+def _compare(whole: nn.Module, aside: Path, directory: Path, expected: dict[str, str], names: list[str]) -> None:
+    """Load the tensors of one file back through transformers' loader, and compare them with what was written."""
+    plain = {plain_name(name) for name in names if not is_adapter(name)}
+    limit = sum(tensor.nbytes for tensor in whole.state_dict().values()) + 1
+    found: dict[str, str] = {}
     try:
-        with files.replacing(directory) as aside:
-            plain = merged_state(model, state) if has_adapters(model) else state
-            whole = _whole_model(model, plain, dtype)
-            whole.save_pretrained(aside)
-            tokenizer.save_pretrained(aside)
-            _compare(whole, aside)
-            if has_adapters(model):
-                save_adapters(model, state, aside / "adapters")
-            if card:
-                (aside / "README.md").write_text(card, encoding="utf-8")
-            _modes_by_umask(aside)
-    except OSError as error:
-        raise RunError(f"the student could not be written to {directory}: {error}") from error
+        for part in read_parts(resolve_source(str(aside)), whole, "export", plain.__contains__, limit):
+            found |= {name: _digest(tensor) for name, tensor in part.items() if name in expected}
+    except DisaggkdError as error:
+        raise RunError(f"the student written to {directory} does not load back: {error}") from None
+    if differing := [name for name, digest in expected.items() if found.get(name) != digest]:
+        names_told = ", ".join(differing[:3])
+        raise RunError(f"the student written to {directory} does not load back to the same weights: {names_told}")
+
+
+def _without_weights(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+    config = copy.deepcopy(model.config)
+    config.name_or_path = ""  # it is no copy of what it began as, and a path of this machine is nobody's business
+    with torch.device("meta"):
+        whole = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    whole.generation_config = copy.deepcopy(model.generation_config)
+    return whole.eval()
 
 
 def _modes_by_umask(directory: Path) -> None:
@@ -66,34 +197,50 @@ def _modes_by_umask(directory: Path) -> None:
         path.chmod((0o777 if path.is_dir() else 0o666) & ~umask)
 
 
-def _whole_model(model: nn.Module, state: dict[str, Tensor], dtype: torch.dtype) -> nn.Module:
-    config = copy.deepcopy(model.config)
-    config.name_or_path = ""  # it is no copy of what it began as, and a path of this machine is nobody's business
-    with torch.device("meta"):
-        whole = AutoModelForCausalLM.from_config(config, dtype=dtype)
-    whole.to_empty(device="cpu")
-    _copy_buffers(model, whole)
-    state = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in state.items()}
-    whole.load_state_dict(state, strict=True, assign=True)
-    whole.tie_weights()
-    whole.generation_config = copy.deepcopy(model.generation_config)
-    return whole.eval()
+@contextmanager
+def _told(directory: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise RunError(f"the student could not be written to {directory}: {error}") from error
 
 
-def _copy_buffers(source: nn.Module, target: nn.Module) -> None:
-    """Fill buffers that no state dict holds, such as rotary frequencies, which `to_empty` left undefined."""
-    buffers = dict(source.named_buffers())
-    for name, buffer in target.named_buffers():
-        if name in buffers:
-            buffer.copy_(buffers[name])
+@contextmanager
+def _aside(directory: Path, ranks: _Ranks) -> Iterator[Path]:
+    """Give all ranks the directory that rank 0 makes beside `directory`, and moves there when all is well."""
+    if ranks.rank == 0:
+        with _told(directory), files.replacing(directory) as aside:
+            with _together(ranks):
+                aside.mkdir(parents=True)
+            _told_number(int(aside.name.split(".")[-2]), ranks)
+            yield aside
+    else:
+        with _together(ranks):
+            pass
+        yield files.aside_of(directory, _told_number(0, ranks))
 
 
-def _compare(whole: nn.Module, directory: Path) -> None:
-    again, info = AutoModelForCausalLM.from_pretrained(
-        directory, dtype=next(whole.parameters()).dtype, output_loading_info=True
-    )
-    read = again.state_dict()
-    differing = [name for name, tensor in whole.state_dict().items() if not torch.equal(read[name], tensor)]
-    if info["missing_keys"] or differing:
-        names = ", ".join([*sorted(info["missing_keys"]), *differing][:3])
-        raise RunError(f"the student written to {directory} does not load back to the same weights: {names}")
+def _told_number(number: int, ranks: _Ranks) -> int:
+    """Return rank 0's number on every rank."""
+    told = torch.tensor([number])
+    if ranks.count > 1:
+        dist.broadcast(told, src=0)
+    return int(told)
+
+
+@contextmanager
+def _together(ranks: _Ranks) -> Iterator[None]:
+    """Wait for the others after the block; where one failed, all raise RunError."""
+    failure: Exception | None = None
+    try:
+        yield
+    except Exception as error:
+        failure = error
+    if ranks.count > 1:
+        failed = torch.tensor([int(failure is not None)])
+        with waiting_for("the others' part of the export"):
+            dist.all_reduce(failed, op=dist.ReduceOp.MAX)
+        if failure is None and failed.item():
+            failure = RunError("the student could not be written on another student rank; see its log")
+    if failure is not None:
+        raise failure

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.func import functional_call
 
 from disaggkd_cli.errors import UserError
 from disaggkd_cli.losses import Head, LossOutput, shard_bounds
@@ -48,7 +49,8 @@ class VocabularyParallel:
         embedding = model.get_input_embeddings()
         tied = embedding is not None and getattr(embedding, "weight", None) is head.weight
         self.embedding = embedding if tied else None
-        self._embedding_scale = _scale_of(embedding) if tied else 1.0
+        if tied:
+            _verify_lookup(embedding)
         self.parameters = self._cut(head, mesh)
         if tied:
             embedding.forward = self._embed
@@ -131,31 +133,35 @@ class VocabularyParallel:
             self.compute_dtype,
         )  # fmt: skip
         found = found.view(*ids.shape, -1)
-        return found if self._embedding_scale == 1.0 else found * self._embedding_scale.to(found.dtype)
+        scale = getattr(self.embedding, "embed_scale", None)
+        return found if scale is None else found * torch.as_tensor(scale).to(found.device, found.dtype)
 
 
 def _cut_rows(whole: Tensor, mesh: DeviceMesh) -> DTensor:
     """Return a DTensor of [V, …] whose local part is a copy of this rank's rows, on the mesh's device."""
     group = mesh.get_group(SHARD)
     start, stop = shard_bounds(len(whole), dist.get_world_size(group), dist.get_rank(group))
-    local = whole[start:stop].clone().to(mesh.device_type)
+    local = whole[start:stop].clone()
+    local = local if whole.is_meta else local.to(mesh.device_type)
     placements = [Shard(0)] if mesh.ndim == 1 else [Replicate(), Shard(0)]
     return DTensor.from_local(local, mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride())
 
 
 @torch.no_grad()
-def _scale_of(embedding: nn.Module) -> Tensor | float:
-    """Return the factor that an embedding multiplies what it looks up with, proved on its own output.
+def _verify_lookup(embedding: nn.Module) -> None:
+    """Prove on other weights that an embedding looks rows up and multiplies them by its `embed_scale`, if it has one.
 
     Raises:
         UserError: it does anything else.
     """
     plain = isinstance(embedding, nn.Embedding) and embedding.max_norm is None and not embedding.scale_grad_by_freq
-    scale = getattr(embedding, "embed_scale", 1.0)
     if plain and not embedding.sparse:
-        ids = torch.arange(min(64, len(embedding.weight)), device=embedding.weight.device)
-        if torch.equal(embedding(ids), F.embedding(ids, embedding.weight) * scale):
-            return torch.as_tensor(scale) if scale != 1.0 else 1.0
+        weight = torch.randn(64, embedding.embedding_dim, generator=torch.Generator().manual_seed(0))
+        ids, scale, own = torch.arange(len(weight)), getattr(embedding, "embed_scale", 1.0), {"weight": weight}
+        if isinstance(scale, Tensor):
+            own["embed_scale"] = scale = torch.tensor(3.0)
+        if torch.equal(functional_call(embedding, own, (ids,)), F.embedding(ids, weight) * scale):
+            return
     raise UserError(
         f"loss.vocabulary_parallel: the head is tied to a {type(embedding).__name__}, which does more than look rows "
         "up, so it cannot work on a shard; set loss.vocabulary_parallel=false"
