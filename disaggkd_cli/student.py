@@ -22,6 +22,7 @@ from disaggkd_cli.runtime import init_group, logger, meet, set_up
 from disaggkd_cli.training.build import build_components, build_module, open_source
 from disaggkd_cli.training.checkpoint import Checkpointer, load_training_state
 from disaggkd_cli.training.export import export_student
+from disaggkd_cli.training.fixed_prompts import fixed_prompts
 from disaggkd_cli.training.loop import Training, train
 from disaggkd_cli.training.metrics import MetricsLog, read_metrics
 from disaggkd_cli.training.process import StopSignals
@@ -29,6 +30,7 @@ from disaggkd_cli.training.progress import RunProgress
 from disaggkd_cli.training.publish import card_of, push_to_hub
 from disaggkd_cli.training.resume import choose_checkpoint
 from disaggkd_cli.training.run_directory import RunDirectory, Status, write_environment
+from disaggkd_cli.training.samples import SamplesTable, read_samples
 from disaggkd_cli.training.schedule import WorkPlan
 from disaggkd_cli.training.tracking import wanted_trackers
 from disaggkd_cli.transport import StopReason
@@ -109,16 +111,21 @@ def _run(
     status.last_step, status.resumable = done, checkpoint is not None
     record()
     evaluations = _recorded_evaluations(directory, done)
-    metrics = None
+    metrics = table = None
     if leader:
         write_environment(directory, _versions(), _placement(config, place, device))
         metrics = MetricsLog(directory, done, config.log)
+        table = SamplesTable(directory.samples, done, log, metrics.write_samples)
+    samples = fixed_prompts(
+        config, components.splits.evaluation, components.tokenizer, module.teacher_head, components.pad_id, table,
+        read_samples(directory.samples), components.layout.vocabulary_parallel, log,
+    )  # fmt: skip
     plan = WorkPlan(config, components.splits.train, components.splits.evaluation, place.rank, components.pad_id)
     left = done < config.train.steps
     source, pool = open_source(config, components, place.rank, store, device, plan.items(done), log, wait=left)
     run = Training(
         config, module, optimizer, plan, source, checkpointer, components.identity, device, signals, progress, metrics,
-        evaluations.__setitem__, done,
+        evaluations.__setitem__, samples, done,
     )  # fmt: skip
     # A student that fails may be started again, so its teachers are told to stay unless it says otherwise.
     reason = StopReason.LINK_CLOSED

@@ -19,11 +19,12 @@ from disaggkd_cli.units import parse_bytes
 _AT_LEAST_ONE = (
     "teacher.replicas", "teacher.ranks_per_replica", "student.ranks", "student.replicate", "data.sequence_length",
     "train.steps", "train.micro_batch_sequences", "train.accumulation", "train.keep_checkpoints",
-    "transport.ring_depth", "transport.links_per_rank",
+    "transport.ring_depth", "transport.links_per_rank", "log.sample_tokens",
 )  # fmt: skip
 _AT_LEAST_ZERO = (
     "seed", "loss.kd_weight", "loss.ce_weight", "train.learning_rate", "train.warmup_steps",
     "train.weight_decay", "train.clip_norm", "train.eval_every", "train.save_every", "transport.teacher_wait",
+    "log.samples",
 )  # fmt: skip
 _ABOVE_ZERO = ("loss.temperature", "transport.timeout")
 _WHERE_GIVEN = {

@@ -359,6 +359,17 @@ class LogConfig:
     trackio: str | None = None
     """A project of Trackio; needs the extra trackio."""
 
+    samples: int = 2
+    """How many held-out texts' beginnings teacher and student go on with, greedily, at each evaluation: in the log, in
+    `run_dir/samples.jsonl`, in TensorBoard and in the report. 0: none."""
+
+    sample_prompts: list[str] = field(default_factory=list)
+    """Prompts of your own instead, as the tokenizer takes them (nothing is added, no chat template)."""
+
+    sample_tokens: int = 24
+    """Tokens that each writes at most, and half of `data.sequence_length` at most. The teacher writes once a run: so
+    many small requests, one after the other."""
+
 
 @dataclass
 class HardwareConfig:

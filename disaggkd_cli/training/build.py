@@ -312,7 +312,9 @@ def open_source(
     except TeachersLost as lost:
         raise SavedAndResumable(f"{lost}; nothing was lost: start a teacher, then go on with --resume auto") from lost
 
-    def ring_of(requests: Iterator) -> HiddenStateRing:
+    def ring_of(requests: Iterator, rows: int | None = None) -> HiddenStateRing:
+        if rows is not None:
+            return HiddenStateRing(requests, 1, rows, width, transport.dtype, pool)
         rows = config.train.micro_batch_sequences * config.data.sequence_length
         return HiddenStateRing(requests, transport.ring_depth, rows, width, transport.dtype, pool)
 

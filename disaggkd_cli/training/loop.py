@@ -16,6 +16,7 @@ from disaggkd_cli.faults import fault_point
 from disaggkd_cli.models import head_of
 from disaggkd_cli.training.checkpoint import Checkpointer
 from disaggkd_cli.training.evaluation import doubts_about_teacher, evaluate
+from disaggkd_cli.training.fixed_prompts import FixedPrompts
 from disaggkd_cli.training.layout import waiting_for
 from disaggkd_cli.training.metrics import MetricsLog
 from disaggkd_cli.training.optimizer import clip_gradients, set_learning_rate
@@ -42,6 +43,7 @@ class Training:
         identity: what the run is made of; recorded in each checkpoint and compared on resume.
         metrics: None on ranks other than 0.
         evaluated: called with the step and the figures of each evaluation.
+        samples: what both models write to fixed prompts at each evaluation; None: nothing.
         done: optimizer steps done so far.
         stalled_seconds, trained_seconds: of the steps since the last advice about the bottleneck.
         advice: what that was.
@@ -59,6 +61,7 @@ class Training:
     progress: RunProgress
     metrics: MetricsLog | None
     evaluated: Callable[[int, dict[str, float]], None]
+    samples: FixedPrompts | None = None
     done: int = 0
     stalled_seconds: float = 0.0
     trained_seconds: float = 0.0
@@ -237,6 +240,9 @@ def _evaluate(run: Training) -> None:
         for doubt in doubts_about_teacher(figures, head_of(run.module.model).weight.shape[0]):
             run.progress.log(doubt)
     run.evaluated(run.done, figures)
+    if run.samples is not None:
+        with waiting_for(f"the others' samples after step {run.done}"):
+            run.samples.write(run.done, run.module, run.source, run.device, run.progress.log)
 
 
 def _save(run: Training, *, wait: bool) -> None:

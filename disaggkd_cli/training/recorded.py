@@ -32,6 +32,8 @@ class RecordedSource:
         device: where the student computes.
     """
 
+    asks_alone = True
+
     def __init__(self, recording: Recording, items: Iterator[WorkItem], device: torch.device) -> None:
         self._recording = recording
         self._items = items
@@ -52,6 +54,10 @@ class RecordedSource:
                 "train.steps or train.micro_batch_sequences; record again with this config"
             )
         return TeacherRows(item, hidden.to(self._device), 0.0, lambda: None)
+
+    def aside(self, rows: int) -> None:
+        """Nobody is here to be asked."""
+        return
 
     def figures(self) -> SourceFigures:
         """Everything always lies ready."""

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
+import queue
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from disaggkd_cli.data import MicroBatch
 from disaggkd_cli.errors import RunError
 from disaggkd_cli.models import hidden_states
 from disaggkd_cli.training.schedule import WorkItem
-from disaggkd_cli.transport import HiddenStateRing, Request
+from disaggkd_cli.transport import HiddenStateRing, Lease, Request
 
 
 @dataclass
@@ -52,8 +56,19 @@ class SourceFigures:
 class HiddenStateSource(Protocol):
     """Hands the trainer work items with hidden states, in order."""
 
+    asks_alone: bool
+    """Whether `aside` is used by one rank alone; else by all student ranks in step."""
+
     def take(self) -> TeacherRows:
         """Return the next item; raises when no teacher can answer any more."""
+
+    def aside(self, rows: int) -> AbstractContextManager[Callable[[MicroBatch], Tensor]] | None:
+        """Ask the teacher something outside of the stream, a batch after the other, with at most `rows` rows each.
+
+        Returns:
+            a context whose value maps a batch to the hidden states [R, H_t] of its supervised rows, valid until the
+            next call; None where no teacher is here to be asked.
+        """
 
     def figures(self) -> SourceFigures:
         """Return the figures since the last call."""
@@ -71,6 +86,8 @@ class ColocatedSource:
         device: where it computes.
     """
 
+    asks_alone = False
+
     def __init__(self, backbone: nn.Module, items: Iterator[WorkItem], device: torch.device) -> None:
         self._backbone = backbone
         self._items = items
@@ -81,12 +98,20 @@ class ColocatedSource:
         """Compute the next item's hidden states now; the whole forward counts as stall."""
         item = next(self._items)
         started = time.monotonic()
-        batch = item.batch.to(self._device)
-        states = hidden_states(self._backbone, batch.input_ids, batch.position_ids)
-        hidden = states.reshape(-1, states.shape[-1])[batch.rows]
+        hidden = self._forward(item.batch)
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         return TeacherRows(item, hidden, time.monotonic() - started, lambda: None)
+
+    @torch.no_grad()
+    def _forward(self, batch: MicroBatch) -> Tensor:
+        batch = batch.to(self._device)
+        states = hidden_states(self._backbone, batch.input_ids, batch.position_ids)
+        return states.reshape(-1, states.shape[-1])[batch.rows]
+
+    def aside(self, rows: int) -> AbstractContextManager[Callable[[MicroBatch], Tensor]]:
+        """The teacher is here."""
+        return nullcontext(self._forward)
 
     def figures(self) -> SourceFigures:
         """Nothing travels."""
@@ -100,15 +125,19 @@ class RemoteSource:
     """Teachers on ranks of their own, read ahead through a ring.
 
     Args:
-        ring_of: builds the ring from the iterator of requests (which the ring's own thread reads).
+        ring_of: builds the ring from the iterator of requests (which the ring's own thread reads); with a number, one
+            slot of so many rows instead of the run's.
         items: the rank's stream.
         device: where the student computes.
     """
 
+    asks_alone = True
+
     def __init__(
-        self, ring_of: Callable[[Iterator[Request]], HiddenStateRing], items: Iterator[WorkItem], device: torch.device
+        self, ring_of: Callable[..., HiddenStateRing], items: Iterator[WorkItem], device: torch.device
     ) -> None:
         self._device = device
+        self._ring_of = ring_of
         self._asked: deque[WorkItem] = deque()
         self._ring = ring_of(self._requests(items))
 
@@ -125,6 +154,28 @@ class RemoteSource:
             raise RunError(f"the ring delivered request {lease.request_id} where {item.request_id} was due")
         return TeacherRows(item, lease.hidden.to(self._device), lease.stall_seconds, lease.release)
 
+    @contextmanager
+    def aside(self, rows: int) -> Iterator[Callable[[MicroBatch], Tensor]]:
+        """A ring of one slot beside the stream's: each request is known only once the last one is answered."""
+        asked: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
+        ring = self._ring_of(iter(asked.get, None), rows)
+        numbers = itertools.count()
+        lease: Lease | None = None
+
+        def states_of(batch: MicroBatch) -> Tensor:
+            nonlocal lease
+            if lease is not None:
+                lease.release()
+            asked.put(_request(next(numbers), batch))
+            lease = ring.take()
+            return lease.hidden.to(self._device)
+
+        try:
+            yield states_of
+        finally:
+            asked.put(None)
+            ring.close()
+
     def figures(self) -> SourceFigures:
         """The ring's figures since the last call."""
         stats = self._ring.stats()
@@ -137,9 +188,12 @@ class RemoteSource:
 
 def request_of(item: WorkItem) -> Request:
     """Return what a teacher needs to know of a work item: ids, document lengths, and which rows count."""
-    batch = item.batch
+    return _request(item.request_id, item.batch)
+
+
+def _request(request_id: int, batch: MicroBatch) -> Request:
     return Request(
-        request_id=item.request_id,
+        request_id=request_id,
         input_ids=batch.input_ids.to(torch.int32),
         document_lengths=batch.flat_document_lengths,
         rows=batch.rows.to(torch.int32),

@@ -20,6 +20,7 @@ from disaggkd_cli.data import MicroBatch
 from disaggkd_cli.errors import UserError
 from disaggkd_cli.losses import Head, LossOutput, fused_kd_loss, reference_kd_loss
 from disaggkd_cli.losses.arguments import LossArgumentError
+from disaggkd_cli.losses.heads import apply_head
 from disaggkd_cli.models import (
     RouterLoss,
     backbone_of,
@@ -75,7 +76,12 @@ class StudentModule(nn.Module):
         self._teacher_head = (teacher_head,)
         self.vocabulary: VocabularyParallel | None = None
 
-    def forward(self, batch: MicroBatch, teacher_hidden: Tensor, num_tokens: int, evaluation: bool = False):
+    @property
+    def teacher_head(self) -> Head:
+        """The teacher's frozen head, or this rank's shard of it."""
+        return self._teacher_head[0]
+
+    def forward(self, batch: MicroBatch, teacher_hidden: Tensor | None, num_tokens: int, evaluation: bool = False):
         """Return `(loss, out)` of one micro-batch, where `out` is a StudentOutput.
 
         The loss stands beside its dataclass as a tensor of its own because FSDP hooks backward onto the tensors that it
@@ -83,10 +89,13 @@ class StudentModule(nn.Module):
 
         Args:
             batch: the micro-batch, on this module's device.
-            teacher_hidden: [R, H_t] hidden states of its supervised rows.
+            teacher_hidden: [R, H_t] hidden states of its supervised rows. None: return the likeliest next id after each
+                supervised row instead, [R] int64, which needs heads that are not in shards.
             num_tokens: supervised rows of the whole optimizer step, over all ranks.
             evaluation: report the cross-entropies of student and teacher too, whatever their weight in training.
         """
+        if teacher_hidden is None:
+            return self._next_ids(batch)
         self._check_labels(batch)
         vocabulary = self.vocabulary
         if vocabulary is not None:
@@ -99,7 +108,7 @@ class StudentModule(nn.Module):
             states = hidden_states(backbone, batch.input_ids, batch.position_ids)
         rows = states.reshape(-1, states.shape[-1])[batch.rows]
         arguments = self._arguments(num_tokens, evaluation)
-        teacher_head = self._teacher_head[0]
+        teacher_head = self.teacher_head
         if vocabulary is not None:
             rows, labels, teacher_hidden = vocabulary.gathered(rows, batch.row_labels, teacher_hidden)
             arguments["group"] = vocabulary.group
@@ -116,6 +125,12 @@ class StudentModule(nn.Module):
         )
         teacher = self._teacher_ce(teacher_hidden, batch.row_labels, arguments) if evaluation else None
         return self._with_router(out.loss, _output(out, teacher), share)
+
+    def _next_ids(self, batch: MicroBatch) -> Tensor:
+        states = hidden_states(backbone_of(self.model), batch.input_ids, batch.position_ids)
+        head = head_of(self.model)
+        rows = states.reshape(-1, states.shape[-1])[batch.rows]
+        return apply_head(rows.to(head.weight.dtype), head).argmax(-1)
 
     def _check_labels(self, batch: MicroBatch) -> None:
         """Raise LossArgumentError for a label beyond the student's vocabulary, which the loss could not name unless it
@@ -137,7 +152,7 @@ class StudentModule(nn.Module):
     @torch.no_grad()
     def _teacher_ce(self, hidden: Tensor, labels: Tensor, arguments: dict[str, Any]) -> Tensor:
         """Return the teacher's own cross-entropy: the loss with the teacher in the student's place."""
-        head = self._teacher_head[0]
+        head = self.teacher_head
         hidden = hidden.to(head.weight.dtype)
         function = fused_kd_loss if self.loss.implementation == "fused" else reference_kd_loss
         return function(hidden, head, hidden, head, labels, **arguments | {"kd_weight": 0.0, "ce_weight": 1.0}).ce

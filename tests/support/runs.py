@@ -33,6 +33,7 @@ TINY_CONFIG: dict[str, Any] = {
     },
     "transport": {"dtype": "float32", "timeout": 20, "teacher_wait": 60},
     "launch": {"threads": 1},
+    "log": {"samples": 0},  # tests that count requests count those of the training
     "export": {"dtype": "float32"},  # so that the hash of an export is that of every bit of the weights
 }
 
