@@ -4,15 +4,18 @@ Two ways, both through the tokenizer's chat template:
 * The template marks what the assistant says with `{% generation %}`: transformers' own mask is taken.
 * It does not: the assistant's turns are found in the rendered conversation, see `turns`.
 
-The whole is always tokenised at once, as at inference; characters are mapped to tokens by the tokenizer's offsets. A
-token that reaches over the beginning of a turn counts, as it does in transformers' own mask.
+The whole is tokenised as at inference (a long one in pieces that give the same tokens); characters are mapped to tokens
+by the tokenizer's offsets. A token that reaches over the beginning of a turn counts, as it does in transformers' own
+mask.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
+from disaggkd_cli.data.read.cutting import TextCutter
 from disaggkd_cli.data.read.documents import Conversation
+from disaggkd_cli.data.tokenise.in_pieces import ids_and_offsets_of
 from disaggkd_cli.data.tokenise.template import ChatTemplate, has_generation_markers
 from disaggkd_cli.data.tokenise.turns import TurnFinder
 
@@ -22,6 +25,7 @@ class ChatEncoder:
 
     def __init__(self, template: ChatTemplate) -> None:
         self.template = template
+        self._cutter = TextCutter(template.tokenizer)
         self._finder = TurnFinder(template)
         self._has_markers = has_generation_markers(template.text)
 
@@ -49,18 +53,18 @@ class ChatEncoder:
                 return ids, said
             turns = self._finder.turns(conversation, whole)
             spans = [(turn.begin, turn.end) for turn in turns if turn.message in left_out]
-            offsets = self._tokens(whole)["offset_mapping"]
+            _, offsets = self._tokens(whole)
             return ids, said & ~tokens_in_spans(offsets, spans)
         turns = self._finder.turns(conversation, whole)
-        encoded = self._tokens(whole)
+        ids, offsets = self._tokens(whole)
         spans = [(turn.begin, turn.end) for turn in turns if turn.message not in left_out]
-        return np.asarray(encoded["input_ids"], np.int32), tokens_in_spans(encoded["offset_mapping"], spans)
+        return ids, tokens_in_spans(offsets, spans)
 
-    def _tokens(self, text: str) -> dict:
-        return self.template.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+    def _tokens(self, text: str) -> tuple[np.ndarray, np.ndarray]:
+        return ids_and_offsets_of(text, self.template.tokenizer, self._cutter)
 
 
-def tokens_in_spans(offsets: list[tuple[int, int]], spans: list[tuple[int, int]]) -> np.ndarray:
+def tokens_in_spans(offsets: np.ndarray, spans: list[tuple[int, int]]) -> np.ndarray:
     """[L] bool: whether each token has a character within a span, given its [begin, end) characters.
 
     Byte-level tokenizers may trim white space off a token's offsets; an empty range is taken to begin where the token

@@ -21,9 +21,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from disaggkd_cli.data.read.cutting import TextCutter
 from disaggkd_cli.data.read.documents import Conversation, Document, PromptCompletion, Text
 from disaggkd_cli.data.refusals import RefusedRecord
 from disaggkd_cli.data.tokenise.chat import ChatEncoder
+from disaggkd_cli.data.tokenise.in_pieces import ids_and_offsets_of, ids_of
 from disaggkd_cli.data.tokenise.template import ChatTemplate
 from disaggkd_cli.errors import UserError
 
@@ -69,6 +71,7 @@ class DocumentEncoder:
         self.start_ids, self.end_ids = _added_ids(tokenizer)
         self.end_text = "".join(tokenizer.convert_ids_to_tokens(self.end_ids))
         self.marks_beginnings = _marks_beginnings(tokenizer)
+        self.cutter = TextCutter(tokenizer, may_cut=not self.marks_beginnings)
 
     def encode(self, documents: Sequence[Document]) -> list[EncodedDocument | RefusedRecord]:
         """Encode documents of any mixture of kinds, keeping their order; why not, where one can't be used.
@@ -126,13 +129,15 @@ class DocumentEncoder:
 
     def _prompt_and_completion(self, document: PromptCompletion) -> tuple[list[int], list[int]]:
         if self.marks_beginnings and document.prompt:
-            whole = self.tokenizer(document.prompt + document.completion, return_offsets_mapping=True, **_IDS_ONLY)
-            ends = [end for _, end in whole["offset_mapping"]]
-            cut = sum(end <= len(document.prompt) for end in ends)
+            ids, offsets = ids_and_offsets_of(document.prompt + document.completion, self.tokenizer, self.cutter)
+            ends = offsets[:, 1]
+            cut = int((ends <= len(document.prompt)).sum())
             if cut and ends[cut - 1] == len(document.prompt):
-                return whole["input_ids"][:cut], whole["input_ids"][cut:]
-        prompt, completion = self.tokenizer([document.prompt, document.completion], **_IDS_ONLY)["input_ids"]
-        return prompt, completion
+                return ids[:cut].tolist(), ids[cut:].tolist()
+        prompt, completion = (
+            ids_of(text, self.tokenizer, self.cutter) for text in (document.prompt, document.completion)
+        )
+        return prompt.tolist(), completion.tolist()
 
     def _template(self, conversation: Conversation) -> str:
         template = self.chat_template

@@ -74,7 +74,7 @@ def tokenise(
         UserError: see `read_items` and `DocumentEncoder`.
         RunError: a worker process died.
     """
-    cutter = TextCutter(encoder.tokenizer, may_cut=not encoder.marks_beginnings)
+    cutter = encoder.cutter
     batches = _batches(source, start, cutter)
     if workers <= 1:
         for batch in batches:
