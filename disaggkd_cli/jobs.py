@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from disaggkd_cli.config import Config, load, to_yaml
+from disaggkd_cli.config.by_device import student_dtype
 from disaggkd_cli.config.linear_attention import missing_kernels
 from disaggkd_cli.errors import DisaggkdError, RunError, UserError
 from disaggkd_cli.gpus import HeldGpus, gpus_here, hold_gpus
@@ -53,7 +54,10 @@ def run_job(
 
             print("\n".join(look_at_texts(config.data)))
         _print_places(config, command)
-        if config.launch.device == "cuda" or (config.launch.device == "auto" and gpus_here()):
+        on_gpu = config.launch.device == "cuda" or (config.launch.device == "auto" and bool(gpus_here()))
+        if config.student.dtype == AUTO and command != TEACHER:
+            print(f"student.dtype: auto is {student_dtype(config, 'cuda' if on_gpu else 'cpu')}")
+        if on_gpu:
             for line in missing_kernels(config, local_fields):
                 print(f"warning: {line}")
         return 0

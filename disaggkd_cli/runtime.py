@@ -14,6 +14,7 @@ import torch.distributed as dist
 import transformers
 
 from disaggkd_cli.config import Config
+from disaggkd_cli.config.by_device import student_dtype
 from disaggkd_cli.errors import UserError
 from disaggkd_cli.launch import TEACHER, Place, settle_interfaces, threads_for
 from disaggkd_cli.training.layout import group_timeout
@@ -45,6 +46,7 @@ def set_up(config: Config, place: Place, directory: RunDirectory | None) -> torc
     device = _device(config, place)
     logger.info("%s: process %d, %d threads, device %s", place.name, os.getpid(), threads, device)
     cap_gpu_memory(device)
+    config.student.dtype = student_dtype(config, device.type)
     if directory is not None:
         keep_memory_record(directory.logs, place.name, device)
     return device

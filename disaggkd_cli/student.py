@@ -93,7 +93,7 @@ def _run(
     slow = missing_kernels(config, local_fields) if device.type == "cuda" else []
     for line in (*slow, *filter(None, [_idle_stages(config)])):
         log(f"warning: {line}")
-    components = build_components(config, log, directory.root)
+    components = build_components(config, log, directory.root, device)
     module, optimizer = build_module(config, components, device, log)
     checkpoint = choose_checkpoint(directory.checkpoints, resume, components.identity, log)
     checkpointer = Checkpointer(directory.checkpoints, config.train.keep_checkpoints, dist.new_group(backend="gloo"))

@@ -83,7 +83,7 @@ def predicted(case: Case) -> memory.RankMemory:
     work = Workload(
         *shapes, Cluster(gpu, gpu, 8, 50.0, device="cpu"), Efficiency(0.5, 0.5), teacher_bytes=4, student_bytes=width,
         student_ranks=RANKS, micro_batch_tokens=TOKENS, sequence=SEQUENCE, checkpointing=checkpointing, wire_bytes=4.0,
-        implementation="full" if implementation == "full" else "fused", memory_budget=BUDGET, ring_depth=RING,
+        implementation="full" if implementation == "full" else "fused", asked_budget=BUDGET, ring_depth=RING,
         vocabulary_parallel=implementation == "shared",
     )  # fmt: skip
     fused = implementation != "full"

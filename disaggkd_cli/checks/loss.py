@@ -10,10 +10,11 @@ from torch import Tensor
 
 from disaggkd_cli.checks.result import CheckResult, judge
 from disaggkd_cli.checks.subject import Subject
+from disaggkd_cli.config.by_device import loss_budget
 from disaggkd_cli.losses import Head, fused_kd_loss, reference_kd_loss
 from disaggkd_cli.models import backbone_of, head_of, hidden_states
+from disaggkd_cli.training.process import memory_for_this_process
 from disaggkd_cli.training.student_module import StudentModule
-from disaggkd_cli.units import parse_bytes
 
 _ORACLE_BYTES = 128 * 2**20
 """Size of one matrix of float64 logits; the oracle holds some ten of them."""
@@ -91,7 +92,7 @@ def check_fused(subject: Subject) -> CheckResult:
     return judge(
         passed,
         f"trainer's loss off by {whole:.1e}; fused off by {worst:.1e}, full logits by {full_worst:.1e}",
-        f"loss and gradients ({', '.join(errors)}) on {count} real rows in {subject.config.student.dtype}, against "
+        f"loss and gradients ({', '.join(errors)}) on {count} real rows in {subject.compute_dtype}, against "
         f"full logits in float64{EQUAL_START if subject.starts_equal else ''}",
         f"the loss is not what the config says ({subject.config.loss.divergence}, temperature "
         f"{subject.config.loss.temperature:g}): full logits give {truth.loss.item():.6g}, the trainer {trainer:.6g}",
@@ -143,4 +144,8 @@ def _off(value: Tensor, truth: Tensor) -> float:
 
 
 def _budget(subject: Subject) -> int:
-    return parse_bytes(subject.config.loss.memory_budget)
+    counts = [(one.numel(), one.numel() * one.requires_grad) for one in subject.student.parameters()]
+    parameters, trained = map(sum, zip(*counts, strict=True))
+    config, memory = subject.config, memory_for_this_process(subject.device)
+    shards = config.student.ranks // config.student.replicate
+    return loss_budget(config, subject.device.type, memory, parameters, trained, shards)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from disaggkd_cli.checks.sample import dataset_of, sample_sequences
 from disaggkd_cli.config import Config
+from disaggkd_cli.config.by_device import student_dtype
 from disaggkd_cli.data import MicroBatch, Sequence, Splits, load_splits, load_tokenizer, padding_id
 from disaggkd_cli.losses import Head, reference_kd_loss
 from disaggkd_cli.models import (
@@ -67,7 +68,7 @@ class Subject:
     @property
     def compute_dtype(self) -> torch.dtype:
         """What the student computes in."""
-        return DTYPES[self.config.student.dtype]
+        return DTYPES[student_dtype(self.config, self.device.type)]
 
     @property
     def wire_dtype(self) -> torch.dtype:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from disaggkd_cli.config import layers
+from disaggkd_cli.config.by_device import AUTO
 from disaggkd_cli.config.check_data import data_paths, data_values
 from disaggkd_cli.config.schema import CHOICES, Config
 from disaggkd_cli.errors import UserError
@@ -107,7 +108,7 @@ def _ranges(config: Config) -> Iterator[str]:
         if wrong:
             yield f"loss.{wrong}"
     try:
-        if parse_bytes(config.loss.memory_budget) < 1 << 20:
+        if config.loss.memory_budget != AUTO and parse_bytes(config.loss.memory_budget) < 1 << 20:
             yield f"loss.memory_budget: {config.loss.memory_budget} is below 1MiB, too little for one tile of logits"
     except UserError as error:
         yield f"loss.memory_budget: {error}"

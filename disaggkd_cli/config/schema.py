@@ -20,7 +20,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "teacher.dtype": ("bfloat16", "float16", "float32"),
     "teacher.parallelism": (AUTO, *PARALLELISMS),
     "teacher.attention": ATTENTION,
-    "student.dtype": ("float32", "bfloat16"),
+    "student.dtype": ("auto", "float32", "bfloat16"),
     "student.attention": ATTENTION,
     "student.activation_checkpointing": ("none", "full"),
     "loss.divergence": DIVERGENCES,
@@ -115,8 +115,9 @@ class StudentConfig:
     ranks: int = 1
     """Ranks that the student's parameters, gradients and optimizer state are sharded over (FSDP2)."""
 
-    dtype: str = "float32"
-    """Compute dtype of forward and backward. Master weights and optimizer state are float32 always."""
+    dtype: str = "auto"
+    """Compute dtype of forward and backward; auto is bfloat16 on GPUs and float32 on CPUs. Master weights and optimizer
+    state are float32 always."""
 
     freeze: list[str] = field(default_factory=list)
     """Parameters that stay as they are: shell patterns over their names, such as `*embed_tokens*` or `lm_head*`."""
@@ -163,8 +164,9 @@ class LossConfig:
     implementation: str = "fused"
     """`fused` never forms tokens × vocabulary logits; `full` does, for comparison."""
 
-    memory_budget: str = "256MiB"
-    """Scratch memory that the fused loss may use per rank."""
+    memory_budget: str = "auto"
+    """Scratch memory that the fused loss may use per rank, such as 256MiB. auto is 256 MiB on CPUs, and on GPUs an
+    eighth of what the student's weights and optimizer leave, 256 MiB to 4 GiB."""
 
     vocabulary_parallel: Any = False
     """true keeps one shard of both heads on each rank of a replica of the student and gathers hidden rows instead;

@@ -188,7 +188,7 @@ def knobs(work: Workload, mode: str) -> list[Knob]:
     if work.vocabulary_shards == 1 and work.shard_ranks > 1 and mode != "colocated_full":
         candidates.append(("loss.vocabulary_parallel=true", work.with_(vocabulary_parallel=True)))
     if work.memory_budget > 64 << 20 and mode != "colocated_full":
-        candidates.append(("loss.memory_budget=64MiB", work.with_(memory_budget=64 << 20)))
+        candidates.append(("loss.memory_budget=64MiB", work.with_(asked_budget=64 << 20)))
     now = frontier(work, mode)
     found = [Knob(change, frontier(changed, mode)) for change, changed in candidates if not changed.refused]
     return sorted(

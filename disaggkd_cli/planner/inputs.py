@@ -7,6 +7,7 @@ from pathlib import Path
 import yaml
 
 from disaggkd_cli.config import Config
+from disaggkd_cli.config.by_device import AUTO, student_dtype
 from disaggkd_cli.config.layers import expected_layers
 from disaggkd_cli.config.packing import separates_documents
 from disaggkd_cli.errors import UserError
@@ -62,7 +63,7 @@ def workload_of(config: Config, hardware: str | None = None, gpus: int | None = 
         cluster=cluster,
         efficiency=_efficiency(config),
         teacher_bytes=_BYTES[config.teacher.dtype],
-        student_bytes=_BYTES[config.student.dtype],
+        student_bytes=_BYTES[student_dtype(config, cluster.device)],
         student_ranks=gpus if gpus and config.mode == "colocated" else config.student.ranks,
         replicate=config.student.replicate,
         replicas=config.teacher.replicas,
@@ -81,7 +82,7 @@ def workload_of(config: Config, hardware: str | None = None, gpus: int | None = 
         divergence=config.loss.divergence,
         temperature=config.loss.temperature,
         implementation=config.loss.implementation,
-        memory_budget=parse_bytes(config.loss.memory_budget),
+        asked_budget=None if config.loss.memory_budget == AUTO else parse_bytes(config.loss.memory_budget),
         vocabulary_parallel=config.loss.vocabulary_parallel,
         ring_depth=config.transport.ring_depth,
         wire_bytes=_wire_bytes(config, teacher),

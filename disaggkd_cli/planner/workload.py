@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from disaggkd_cli.config.by_device import automatic_budget
 from disaggkd_cli.config.links import links_of_ranks
 from disaggkd_cli.layouts import EACH_RANK_SERVES, Layout, TeacherFacts, why_not
 from disaggkd_cli.losses.placement import HeadTraffic
@@ -97,7 +98,7 @@ class Workload:
     divergence: str = "forward_kl"
     temperature: float = 1.0
     implementation: str = "fused"
-    memory_budget: int = 256 << 20
+    asked_budget: int | None = 256 << 20
     vocabulary_parallel: bool | str = False
     ring_depth: int = 3
     wire_bytes: float = 2.0
@@ -138,6 +139,16 @@ class Workload:
     def shard_ranks(self) -> int:
         """Ranks that one replica of the student is sharded over."""
         return self.student_ranks // self.replicate
+
+    @property
+    def memory_budget(self) -> int:
+        """Scratch of the loss on a student rank, as a run settles it."""
+        if self.asked_budget is not None:
+            return self.asked_budget
+        parameters, memory = self.student_parameters.total, int(self.cluster.student_gpu.memory_bytes)
+        return automatic_budget(
+            self.cluster.device, memory, parameters, round(parameters * self.trained), self.shard_ranks
+        )
 
     @property
     def vocabulary_shards(self) -> int:

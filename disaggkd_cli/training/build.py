@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from disaggkd_cli.config import Config
+from disaggkd_cli.config.by_device import AUTO, loss_budget, student_dtype
 from disaggkd_cli.data import Splits, compare_vocabularies, load_tokenizer, padding_id, tokenizer_fingerprint
 from disaggkd_cli.errors import SavedAndResumable
 from disaggkd_cli.losses import Head
@@ -43,12 +44,14 @@ from disaggkd_cli.models.verified import load_verified_teacher
 from disaggkd_cli.training.layer_choice import settle_layers
 from disaggkd_cli.training.layout import StudentLayout, group_timeout, layout_of, shard_mesh, student_mesh
 from disaggkd_cli.training.optimizer import build_optimizer
+from disaggkd_cli.training.process import memory_for_this_process
 from disaggkd_cli.training.recorded import RecordedSource, open_recording
 from disaggkd_cli.training.schedule import WorkItem
 from disaggkd_cli.training.sources import ColocatedSource, HiddenStateSource, RemoteSource
 from disaggkd_cli.training.student_module import StudentModule, freeze, shard_student, shard_teacher
 from disaggkd_cli.training.texts import read_texts
 from disaggkd_cli.transport import HiddenStateRing, Identity, TeacherPool, TeachersLost
+from disaggkd_cli.units import format_bytes
 
 Log = Callable[[str], None]
 
@@ -89,13 +92,14 @@ class Components:
         return padding_id(self.tokenizer)
 
 
-def build_components(config: Config, log: Log, directory: Path) -> Components:
+def build_components(config: Config, log: Log, directory: Path, device: torch.device) -> Components:
     """Load and check models, tokenizers and texts. Collective over all student ranks.
 
     Args:
         config: the run; `best_N` layers are settled in it.
         log: takes lines for a person.
         directory: the run's.
+        device: that this rank computes on.
 
     Raises:
         UserError: naming what cannot be read, split or packed, or which token ids differ.
@@ -110,7 +114,7 @@ def build_components(config: Config, log: Log, directory: Path) -> Components:
     splits = read_texts(config, tokenizer, pack, log)
     settle_layers(config, splits.train, directory, log)
     model, parts = read_student(config, pack, log)
-    layout = _layout(config, model, load_config(source, "teacher.model"), log)
+    layout = _layout(config, model, load_config(source, "teacher.model"), device, log)
     vocabulary = len(head_of(model).weight)
     teacher_backbone, teacher_head, teacher_vocabulary, teacher_parts = _teacher(
         config, source, layout, vocabulary, log
@@ -159,7 +163,7 @@ def read_student(config: Config, pack: bool, log: Log) -> tuple[nn.Module, Itera
     return model, None
 
 
-def _layout(config: Config, model: nn.Module, teacher_config: Any, log: Log) -> StudentLayout:
+def _layout(config: Config, model: nn.Module, teacher_config: Any, device: torch.device, log: Log) -> StudentLayout:
     """Return this rank's place, deciding `loss.vocabulary_parallel: auto` by the bytes that either way sends."""
     rank, wanted = dist.get_rank(), config.loss.vocabulary_parallel
     if wanted == "auto":
@@ -172,7 +176,7 @@ def _layout(config: Config, model: nn.Module, teacher_config: Any, log: Log) -> 
             vocabulary=head.weight.shape[0],
             student_width=head.weight.shape[1],
             teacher_width=teacher_config.get_text_config().hidden_size,
-            student_bytes=DTYPES[config.student.dtype].itemsize,
+            student_bytes=DTYPES[student_dtype(config, device.type)].itemsize,
             teacher_bytes=DTYPES[config.teacher.dtype].itemsize,
             tied=model.get_input_embeddings().weight is head.weight,
             head_trained=head.weight.requires_grad,
@@ -226,13 +230,19 @@ def build_module(
         log(f"student.router_aux_weight={router.weight:g}: the load-balancing loss of {router.experts} experts a layer")
     teacher_head = Head(head.weight.to(device), bias, head.scale, head.softcap)
     micro_batches = config.student.ranks * config.train.accumulation
-    module = StudentModule(components.model, teacher_head, config.loss, router, micro_batches)
+    budget = loss_budget(
+        config, device.type, memory_for_this_process(device), total, trained, components.layout.shard_ranks
+    )
+    if config.loss.memory_budget == AUTO:
+        log(f"loss.memory_budget=auto is {format_bytes(budget)}")
+    loss = replace(config.loss, memory_budget=str(budget))
+    module = StudentModule(components.model, teacher_head, loss, router, micro_batches)
     module.train()
     components.mesh = student_mesh(device.type, dist.group.WORLD, components.layout.replicate, group_timeout(config))
     shard_student(
         module,
         components.mesh,
-        DTYPES[config.student.dtype],
+        DTYPES[student_dtype(config, device.type)],
         config.student.activation_checkpointing,
         vocabulary_parallel=components.layout.vocabulary_parallel,
         compiled=config.student.compile,

@@ -49,6 +49,14 @@ def peak_memory_bytes(device: torch.device) -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
+def memory_for_this_process(device: torch.device) -> int:
+    """Return how much of a GPU's memory others leave to this process, within its cap; 0 on CPUs, where nobody asks."""
+    if device.type != "cuda":
+        return 0
+    free, total = torch.cuda.mem_get_info(device)
+    return min(free + torch.cuda.memory_reserved(device), int(os.environ.get(GPU_CAP, total)))
+
+
 def cap_gpu_memory(device: torch.device) -> int | None:
     """Have torch's allocator refuse more than `GPU_CAP` bytes on a GPU; return the cap, or None where there is none."""
     wanted = os.environ.get(GPU_CAP)

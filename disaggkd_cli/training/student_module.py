@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from disaggkd_cli.config import LossConfig
+from disaggkd_cli.config.by_device import AUTO
 from disaggkd_cli.data import MicroBatch
 from disaggkd_cli.errors import UserError
 from disaggkd_cli.losses import Head, LossOutput, fused_kd_loss, reference_kd_loss
@@ -109,6 +110,8 @@ class StudentModule(nn.Module):
         rows = states.reshape(-1, states.shape[-1])[batch.rows]
         arguments = self._arguments(num_tokens, evaluation)
         teacher_head = self.teacher_head
+        # Else a wider format on the wire would make all of the head's products wide; the states were computed so.
+        teacher_hidden = teacher_hidden.to(teacher_head.weight.dtype)
         if vocabulary is not None:
             rows, labels, teacher_hidden = vocabulary.gathered(rows, batch.row_labels, teacher_hidden)
             arguments["group"] = vocabulary.group
@@ -153,7 +156,6 @@ class StudentModule(nn.Module):
     def _teacher_ce(self, hidden: Tensor, labels: Tensor, arguments: dict[str, Any]) -> Tensor:
         """Return the teacher's own cross-entropy: the loss with the teacher in the student's place."""
         head = self.teacher_head
-        hidden = hidden.to(head.weight.dtype)
         function = fused_kd_loss if self.loss.implementation == "fused" else reference_kd_loss
         return function(hidden, head, hidden, head, labels, **arguments | {"kd_weight": 0.0, "ce_weight": 1.0}).ce
 
@@ -170,7 +172,7 @@ class StudentModule(nn.Module):
         if evaluation:
             arguments |= {"kd_weight": 1.0, "ce_weight": 1.0}
         if loss.implementation == "fused":
-            arguments["memory_budget"] = parse_bytes(loss.memory_budget)
+            arguments["memory_budget"] = None if loss.memory_budget == AUTO else parse_bytes(loss.memory_budget)
         return arguments
 
 

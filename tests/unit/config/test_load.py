@@ -82,7 +82,10 @@ def test_a_key_of_another_section_is_recognised(write):
         (["loss.vocabulary_parallel=maybe"], "loss.vocabulary_parallel: 'maybe' is not known; there are true, false"),
         (["loss.vocabulary_parallel=true", "loss.implementation=full"], "full forms whole rows of logits"),
         (["student.attention=flash"], "student.attention: 'flash' is not known"),
-        (["student.attention=flash_attention_2"], "computes in 16 bits; set student.dtype=bfloat16"),
+        (
+            ["student.attention=flash_attention_2", "student.dtype=float32"],
+            "computes in 16 bits; set student.dtype=bfloat16",
+        ),
         (["data.eval=1.5"], "data.eval: 1.5 must be a fraction between 0 and 1"),
         (["data.eval=true"], "data.eval: True must be a path"),
         (["launch.threads=none"], "launch.threads: 'none' must be auto or a number of threads"),

@@ -43,7 +43,7 @@ def _no_such_kernels(self, name):
     ("config", "message"),
     [
         (Config(student=StudentConfig(attention="flash")), "student.attention: 'flash' is not known"),
-        (Config(student=StudentConfig(attention="flash_attention_2")), "set student.dtype=bfloat16"),
+        (Config(student=StudentConfig(attention="flash_attention_2", dtype="float32")), "set student.dtype=bfloat16"),
         (
             Config(teacher=TeacherConfig(attention="flash_attention_2"), launch=LaunchConfig(device="cpu")),
             "teacher.attention: flash_attention_2 needs a GPU",

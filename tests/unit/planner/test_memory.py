@@ -259,7 +259,7 @@ def test_one_more_slot_costs_one_payload(depth):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_phases_are_affine_in_tokens(kind):
-    sizes = [KINDS[kind](toy_work(micro_batch_tokens=32 * count, memory_budget=64 << 20)) for count in (10, 20, 30)]
+    sizes = [KINDS[kind](toy_work(micro_batch_tokens=32 * count, asked_budget=64 << 20)) for count in (10, 20, 30)]
     for phases in zip(*(rank.phases for rank in sizes), strict=True):
         values = [sum(part.value for part in phase.terms if part.name != "fused-loss scratch") for phase in phases]
         assert values[2] - values[1] == pytest.approx(values[1] - values[0], rel=1e-9)
