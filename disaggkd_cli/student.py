@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -32,6 +33,7 @@ from disaggkd_cli.training.resume import choose_checkpoint
 from disaggkd_cli.training.run_directory import RunDirectory, Status, write_environment
 from disaggkd_cli.training.samples import SamplesTable, read_samples
 from disaggkd_cli.training.schedule import WorkPlan
+from disaggkd_cli.training.stage_record import read_stage_records
 from disaggkd_cli.training.tracking import wanted_trackers
 from disaggkd_cli.transport import StopReason
 
@@ -53,6 +55,7 @@ def run_student(config: Config, place: Place, directory: RunDirectory, resume: s
 
     def record() -> None:
         if leader:
+            status.teacher_stages = [asdict(stage) for stage in read_stage_records(directory.logs)]
             status.write(directory)
 
     record()

@@ -113,6 +113,28 @@ def measured_division(
     return better, 1 - then / now
 
 
+def fullest(
+    layer_bytes: Sequence[float],
+    division: Sequence[tuple[int, int]],
+    room: Sequence[float],
+    *,
+    before: float = 0.0,
+    after: float = 0.0,
+) -> tuple[int, float]:
+    """Return the stage whose weights leave the least of its memory, and how many bytes it leaves (negative: too full).
+
+    Args:
+        layer_bytes: weights of each layer.
+        room: free memory where each stage computes.
+        before, after: weights that the first and the last stage hold besides.
+    """
+    held = [float(sum(layer_bytes[start:stop])) for start, stop in division]
+    held[0] += before
+    held[-1] += after
+    left = [free - size for free, size in zip(room, held, strict=True)]
+    return min(enumerate(left), key=lambda pair: pair[1])
+
+
 def describe(division: Sequence[tuple[int, int]]) -> str:
     """Return a division in words, such as `layers 0-11 | 12-23`."""
     return "layers " + " | ".join(f"{start}-{stop - 1}" if stop > start + 1 else str(start) for start, stop in division)

@@ -94,6 +94,19 @@ def layer_costs(model: nn.Module, anatomy: Anatomy) -> list[float]:
     ]
 
 
+def layer_bytes(model: nn.Module, anatomy: Anatomy) -> tuple[list[int], int, int]:
+    """Return how many bytes of weights each layer has, the modules before the first one, and those after the last."""
+    backbone = backbone_of(model)
+
+    def size(module: nn.Module) -> int:
+        return sum(parameter.nbytes for parameter in module.parameters())
+
+    before, after = (
+        sum(size(backbone.get_submodule(name)) for name in names) for names in (anatomy.entry, anatomy.tail)
+    )
+    return [size(layer) for layer in backbone.get_submodule(anatomy.layers)], before, after
+
+
 @torch.no_grad()
 def layer_seconds(
     stage: Stage, batch: int, sequence: int, width: int, vocabulary: int, dtype: torch.dtype

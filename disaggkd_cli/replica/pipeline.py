@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from disaggkd_cli.errors import RunError
-from disaggkd_cli.replica.rounds import ReplicaBroken
+from disaggkd_cli.replica.ending import Ending, ReplicaBroken
 from disaggkd_cli.replica.stage_links import Item
 from disaggkd_cli.transport import Request
 from disaggkd_cli.transport.meter import BusyMeter
@@ -33,7 +33,7 @@ Compute = Callable[[Request, Tensor | None], Tensor]
 [B, S, H], or [R, H] on the last."""
 
 
-class Pipeline:
+class Pipeline(Ending):
     """One rank's side.
 
     Args:
@@ -44,6 +44,7 @@ class Pipeline:
     """
 
     def __init__(self, name: str, stage: int, stages: int, compute: Compute, stop: threading.Event) -> None:
+        super().__init__()
         self.name = name
         self.first, self.last = stage == 0, stage == stages - 1
         self.most = REQUESTS_PER_STAGE * stages
@@ -52,13 +53,10 @@ class Pipeline:
         self._compute = compute
         self._stop = stop
         self._said_leaving = False
-        self._changed = threading.Condition()
         self._inbox: deque[Item | StopReason] = deque()
         self._tickets = itertools.count(1)
         self._answers: dict[int, Item] = {}
         self._open: set[int] = set()
-        self._over = False
-        self._failure: BaseException | None = None
         self.output: Any = None
         self.input: Any = None
 
@@ -162,12 +160,3 @@ class Pipeline:
             else:
                 self._inbox.append(item)
             self._changed.notify_all()
-
-    def fail(self, error: BaseException) -> bool:
-        """End the replica with an error, unless it has ended; return whether this was news."""
-        with self._changed:
-            if self._over or self._failure is not None:
-                return False
-            self._failure = error
-            self._changed.notify_all()
-            return True

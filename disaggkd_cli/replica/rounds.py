@@ -15,7 +15,6 @@ A wish that crosses an announcement is not an extra round: its number shows that
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -24,6 +23,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from disaggkd_cli.errors import RunError
+from disaggkd_cli.replica.ending import Ending, ReplicaBroken
 from disaggkd_cli.transport.errors import ProtocolError
 from disaggkd_cli.transport.protocol import (
     Header,
@@ -38,10 +38,6 @@ from disaggkd_cli.transport.protocol import (
 
 LEADER = 0
 Say = Callable[[Header, Tensor | None], None]
-
-
-class ReplicaBroken(BaseException):
-    """The replica ends. No Exception: the server answers those of a forward with an ERROR and serves on."""
 
 
 class Task:
@@ -61,7 +57,7 @@ class Round:
     task: Task | None
 
 
-class Rounds:
+class Rounds(Ending):
     """One rank's side of the agreement. One thread brings requests, another runs the rounds, others deliver messages.
 
     Args:
@@ -84,6 +80,7 @@ class Rounds:
         leave_seconds: float,
         on_leave: Callable[[], None],
     ) -> None:
+        super().__init__()
         self.name = name
         self.rank = rank
         self.shared = shared
@@ -93,14 +90,11 @@ class Rounds:
         self._peers = dict(peers)
         self._leave_seconds = leave_seconds
         self._on_leave = on_leave
-        self._changed = threading.Condition()
         self._task: Task | None = None
         self._announced: deque[Request | None] = deque()
         self._wishes: set[int] = set()
         self._left: set[int] = set()
         self._leaving_since: float | None = None
-        self._over = False
-        self._failure: BaseException | None = None
 
     # The thread that serves
 
@@ -163,15 +157,6 @@ class Rounds:
         with self._changed:
             done.task.states = states
             self._changed.notify_all()
-
-    def fail(self, error: BaseException) -> bool:
-        """End the replica with an error, unless it has ended already; return whether this was news."""
-        with self._changed:
-            if self._over or self._failure is not None:
-                return False
-            self._failure = error
-            self._changed.notify_all()
-            return True
 
     # Threads that deliver messages
 

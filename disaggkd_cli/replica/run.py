@@ -16,7 +16,8 @@ from disaggkd_cli.errors import RunError
 from disaggkd_cli.launch import Place
 from disaggkd_cli.models import requested_states
 from disaggkd_cli.models.verified import VerifiedTeacher
-from disaggkd_cli.replica.rounds import LEADER, ReplicaBroken, Rounds
+from disaggkd_cli.replica.ending import ReplicaBroken
+from disaggkd_cli.replica.rounds import LEADER, Rounds
 from disaggkd_cli.replica.world import LEAVE_SECONDS, World, end_soon
 from disaggkd_cli.transport import Request
 

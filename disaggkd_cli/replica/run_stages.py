@@ -19,8 +19,8 @@ from disaggkd_cli.errors import RunError
 from disaggkd_cli.launch import Place
 from disaggkd_cli.models.stages import Stage
 from disaggkd_cli.models.verified import VerifiedTeacher, verify_packed_documents
+from disaggkd_cli.replica.ending import ReplicaBroken
 from disaggkd_cli.replica.pipeline import Pipeline
-from disaggkd_cli.replica.rounds import ReplicaBroken
 from disaggkd_cli.replica.stage_links import StageInput, StageOutput
 from disaggkd_cli.replica.staged import StagedTeacher, load_staged_teacher
 from disaggkd_cli.replica.world import LEAVE_SECONDS, World, end_soon
@@ -163,7 +163,7 @@ def _join_ring(
         identities = teacher.identities
         link.payloads = world.open_payloads(link, number, side, identities[rank], identities[peer], cuda)
         if outwards:
-            pipeline.output = StageOutput(link, checksum=config.transport.checksum, faults=faults, lost=lost)
+            pipeline.output = StageOutput(link, checksum=config.transport.checksum, faults=faults, lost=lost, cuda=cuda)
         else:
             dtype = teacher.anatomy.final_dtype if pipeline.first else teacher.anatomy.dtype
             pipeline.input = StageInput(

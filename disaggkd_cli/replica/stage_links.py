@@ -13,7 +13,6 @@ Each way has a thread of its own, so receiving, computing and sending overlap.
 from __future__ import annotations
 
 import queue
-import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -23,7 +22,7 @@ from torch import Tensor
 
 from disaggkd_cli.errors import RunError
 from disaggkd_cli.transport.checksum import payload_checksum
-from disaggkd_cli.transport.cuda import Cuda
+from disaggkd_cli.transport.cuda import Cuda, device_thread
 from disaggkd_cli.transport.errors import ChannelWedged, LinkLost, ProtocolError
 from disaggkd_cli.transport.faults import Faults
 from disaggkd_cli.transport.link import Link
@@ -70,16 +69,25 @@ class StageOutput:
         link: with its payload channel; used by nobody else.
         checksum: `transport.checksum`.
         faults: of this stage, for tests.
+        cuda: where the states lie; None for the CPU.
         lost: called once when the link is gone, unless it was closed here.
     """
 
-    def __init__(self, link: Link, *, checksum: bool, faults: Faults, lost: Callable[[RunError], None]) -> None:
+    def __init__(
+        self,
+        link: Link,
+        *,
+        checksum: bool,
+        faults: Faults,
+        lost: Callable[[RunError], None],
+        cuda: Cuda | None = None,
+    ) -> None:
         self._link = link
         self._checksum = checksum and link.payloads.checksums
         self._faults = faults
         self._lost = lost
         self._outbox: queue.SimpleQueue[Item | StopReason] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._send_all, name=f"send: {link.name}", daemon=True)
+        self._thread = device_thread(cuda, self._send_all, f"send: {link.name}")
 
     def start(self) -> None:
         self._thread.start()
@@ -164,7 +172,7 @@ class StageInput:
         self._hear = hear
         self._lost = lost
         self._free: deque[Slot] = deque()
-        self._thread = threading.Thread(target=self._receive_all, name=f"receive: {link.name}", daemon=True)
+        self._thread = device_thread(cuda, self._receive_all, f"receive: {link.name}")
 
     def start(self) -> None:
         self._thread.start()

@@ -1,14 +1,16 @@
 """A teacher divided into stages: proved on a small model of its class, read stage by stage, divided by measurements.
 
-The layers are dealt out by how many parameters a token meets in each. Then every stage measures its layers on a full
-micro-batch; where another division makes the slowest stage faster by more than `WORTH_MOVING`, the stages are read
-once more. Which rank holds a layer changes no bit, so measurements may differ from start to start.
+The layers are dealt out by how many parameters a token meets in each, or by their bytes where a stage would not fit
+so. Then every stage measures its layers on a full micro-batch; where another division fits and makes the slowest stage
+faster by more than `WORTH_MOVING`, the stages are read once more. Which rank holds a layer changes no bit, so
+measurements may differ from start to start.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import math
 from dataclasses import dataclass
 
 import torch
@@ -18,14 +20,15 @@ from torch import nn
 from disaggkd_cli.config import Config
 from disaggkd_cli.errors import RunError, UserError
 from disaggkd_cli.layouts import Layout, facts_of, require
-from disaggkd_cli.layouts.stages import describe, divide_layers, heaviest, measured_division
-from disaggkd_cli.models import model_fingerprint, require_attention, resolve_source
+from disaggkd_cli.layouts.stages import describe, divide_layers, fullest, heaviest, measured_division
+from disaggkd_cli.models import model_fingerprint, require_attention, teacher_source
 from disaggkd_cli.models.load import DTYPES, ModelSource, without_weights
-from disaggkd_cli.models.load_stage import layer_costs, layer_seconds, load_stage, stage_bytes
+from disaggkd_cli.models.load_stage import layer_bytes, layer_costs, layer_seconds, load_stage, stage_bytes
 from disaggkd_cli.models.stages import Anatomy, Stage, prove_stages
 from disaggkd_cli.models.values import verify_weights
 from disaggkd_cli.replica.world import World
 from disaggkd_cli.transport.identity import Identity
+from disaggkd_cli.units import format_bytes
 
 logger = logging.getLogger("disaggkd")
 
@@ -64,7 +67,7 @@ def load_staged_teacher(config: Config, device: torch.device, world: World, iden
     """
     settings = config.teacher
     require_attention(settings.attention, "teacher.attention")
-    source = resolve_source(settings.model, trust_remote_code=settings.trust_remote_code)
+    source = teacher_source(config)
     model = without_weights(source, DTYPES[settings.dtype], "teacher.model")
     require(
         Layout("pipeline", world.size), facts_of(model.config.to_dict(), source.name, gguf=source.gguf_file is not None)
@@ -72,7 +75,8 @@ def load_staged_teacher(config: Config, device: torch.device, world: World, iden
     anatomy = prove_stages(model, DTYPES[settings.dtype], device, settings.attention, source.name)
     vocabulary, width = model.get_output_embeddings().weight.shape
     costs = layer_costs(model, anatomy)
-    division = divide_layers(costs, world.size)
+    room = _room(world, device)
+    division = _first_division(model, anatomy, costs, room)
 
     def load() -> Stage:
         stage = load_stage(source, model, anatomy, division[world.rank], settings.attention)
@@ -87,8 +91,11 @@ def load_staged_teacher(config: Config, device: torch.device, world: World, iden
     now, then = (f"slowest {1000 * heaviest(seconds, one):,.1f} ms" for one in (division, ideal))
     logger.info("stages by parameters: %s (%s)", describe(division), now)
     logger.info("stages by measured time: %s (%s)", describe(ideal), then)
-    division, gain = measured_division(seconds, division)
-    if gain:
+    better, gain = measured_division(seconds, division)
+    if gain and _bytes_left(model, anatomy, better, room)[1] < 0:
+        logger.info("layers stay where they are: the fullest stage would not fit in its memory")
+    elif gain:
+        division = better
         del stage
         stage = load()
         _agree(world, source, stage, anatomy, model, identity)
@@ -98,6 +105,39 @@ def load_staged_teacher(config: Config, device: torch.device, world: World, iden
         len(costs), stage_bytes(stage) / 2**30,
     )  # fmt: skip
     return StagedTeacher(source, stage, anatomy, division, vocabulary, width, identities)
+
+
+def _room(world: World, device: torch.device) -> list[float]:
+    """Return the memory of every stage's GPU that is free for weights, in bytes; without bound on CPUs."""
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else math.inf
+    return [float(text) for text in world.gather(str(free))]
+
+
+def _bytes_left(
+    model: nn.Module, anatomy: Anatomy, division: tuple[tuple[int, int], ...], room: list[float]
+) -> tuple[int, float]:
+    sizes, before, after = layer_bytes(model, anatomy)
+    return fullest(sizes, division, room, before=before, after=after)
+
+
+def _first_division(
+    model: nn.Module, anatomy: Anatomy, costs: list[float], room: list[float]
+) -> tuple[tuple[int, int], ...]:
+    """Return the division by what a token meets in each layer, or by bytes where only that fits.
+
+    Raises:
+        UserError: neither fits.
+    """
+    sizes, before, after = layer_bytes(model, anatomy)
+    by_bytes = divide_layers(sizes, len(room), before=before, after=after)
+    for division in (divide_layers(costs, len(room)), by_bytes):
+        if _bytes_left(model, anatomy, division, room)[1] >= 0:
+            return division
+    stage, left = _bytes_left(model, anatomy, by_bytes, room)
+    raise UserError(
+        f"teacher.ranks_per_replica: stage {stage} of {len(room)} has {format_bytes(room[stage])} of GPU memory free, "
+        f"and its weights need {format_bytes(-left)} more; use more ranks, or a smaller teacher.dtype"
+    )
 
 
 def _agree(

@@ -9,7 +9,7 @@ import platform
 import shutil
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -203,6 +203,8 @@ class Status:
 
     Attributes:
         process, host, written: which process of which machine wrote it, and when (seconds since 1970).
+        teacher_stages: of pipeline teachers, what each stage recorded last, with the most requests that its replica
+            lets in at a time; see `stage_record.StageRecord`.
     """
 
     state: str
@@ -213,6 +215,7 @@ class Status:
     process: int = 0
     host: str = ""
     written: float = 0.0
+    teacher_stages: list[dict[str, Any]] = field(default_factory=list)
 
     def alive_here(self) -> bool:
         """Whether the process that wrote it still lives, as far as this machine can see."""

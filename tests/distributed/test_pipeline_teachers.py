@@ -24,6 +24,7 @@ from tests.support.runs import (
     metrics,
     run_to_end,
     start,
+    status,
     write_config,
 )
 
@@ -54,6 +55,8 @@ def test_two_stages_give_the_same_run_to_the_last_bit(reference_config, referenc
     text = log_of(run, "0.0")
     assert "stages by parameters: layers 0-1 | 2-3 (slowest" in text and "stages by measured time: layers" in text
     assert "2 stages, at most 4 requests inside" in text
+    stages = status(run)["teacher_stages"]
+    assert [(stage["rank"], stage["most_inside"]) for stage in stages] == [("teacher 0.0", 4), ("teacher 0.1", 4)]
     idle = [line["stage_idle_share"] for line in metrics(run) if "loss" in line][-1]
     assert sorted(idle) == ["teacher 0.0", "teacher 0.1"] and all(0 <= share <= 1 for share in idle.values())
     computed = [int(re.search(r"(\d+) requests computed", log_of(run, f"0.{rank}")).group(1)) for rank in range(2)]

@@ -9,6 +9,7 @@ from disaggkd_cli.layouts.stages import (
     WORTH_MOVING,
     describe,
     divide_layers,
+    fullest,
     heaviest,
     idle_for_want_of_requests,
     measured_division,
@@ -75,3 +76,11 @@ def test_layers_move_only_where_that_is_worth_it():
     assert measured_division([3.0, 1.0, 1.0, 1.0], even) == (((0, 1), (1, 4)), 0.25)
     slightly = 1 + WORTH_MOVING / 2
     assert measured_division([slightly, 1.0, 1.0, 1.0, 1.0, 1.0], ((0, 2), (2, 4), (4, 6)))[1] == 0.0
+
+
+def test_the_fullest_stage_is_the_one_that_leaves_least():
+    division = ((0, 1), (1, 3), (3, 4))
+    assert fullest([5, 1, 1, 4], division, [10, 10, 10]) == (0, 5.0)
+    assert fullest([5, 1, 1, 4], division, [10, 10, 10], before=1, after=3) == (2, 3.0)
+    assert fullest([5, 1, 1, 4], division, [10, 1, 10]) == (1, -1.0)
+    assert fullest([5, 1, 1, 4], division, [4, 10, 10], before=2) == (0, -3.0)

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from disaggkd_cli.errors import RunError
-from disaggkd_cli.replica.rounds import ReplicaBroken, Rounds
+from disaggkd_cli.replica.ending import ReplicaBroken
+from disaggkd_cli.replica.rounds import Rounds
 from disaggkd_cli.replica.run import IDLE, take_part
 from disaggkd_cli.transport import Request
 from disaggkd_cli.transport.errors import LinkLost, ProtocolError

@@ -2,9 +2,11 @@
 
 import json
 import logging
+import math
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from disaggkd_cli.config import Config
 from disaggkd_cli.errors import RunError, UserError
@@ -18,13 +20,16 @@ CPU = torch.device("cpu")
 class Beside:
     """The world as rank 0 of two sees it, the other rank played by this."""
 
-    def __init__(self, seconds=(1.0, 1.0), **changes):
+    def __init__(self, seconds=(1.0, 1.0), room=(math.inf, math.inf), **changes):
+        self.room = room
         self.name, self.names, self.rank, self.size = "teacher 0.0", ["teacher 0.0", "teacher 0.1"], 0, 2
         self.seconds, self.changes = seconds, changes
 
     def gather(self, text: str) -> list[str]:
         if text == "ready":
             return [text, text]
+        if text.lstrip("-").replace(".", "").isdigit() or text == "inf":
+            return [str(free) for free in self.room]
         mine = json.loads(text)
         if isinstance(mine, list):
             return [text, json.dumps(list(self.seconds))]
@@ -64,6 +69,40 @@ def test_layers_move_once_to_where_they_are_faster(config, monkeypatch, caplog):
     assert "stages by parameters: layers 0-1 | 2-3 (slowest 4,000.0 ms)" in caplog.text
     assert "stages by measured time: layers 0 | 1-3 (slowest 3,000.0 ms)" in caplog.text
     assert "layers moved once: the slowest stage takes 25% less" in caplog.text
+
+
+def sizes(config):
+    """Bytes of a layer, and of the embedding."""
+    model = AutoModelForCausalLM.from_pretrained(config.teacher.model, dtype=torch.float32)
+    return sum(p.nbytes for p in model.model.layers[0].parameters()), model.model.embed_tokens.weight.nbytes
+
+
+def test_layers_are_dealt_out_by_bytes_where_only_that_fits(config, monkeypatch):
+    """An embedding larger than all layers leaves its stage room for one of them."""
+    tiny_model("llama", vocab_size=4000).save_pretrained(config.teacher.model)
+    layer, embedding = sizes(config)
+    assert embedding > 4 * layer
+    timed(monkeypatch, (1.0,))
+    there = Beside(seconds=(1.0, 1.0, 1.0), room=(1.5 * layer + embedding, 10 * layer))
+    teacher = load_staged_teacher(config, CPU, there, Identity("teacher 0.0"))
+    assert teacher.division == ((0, 1), (1, 4))
+
+
+def test_layers_that_would_not_fit_elsewhere_stay(config, monkeypatch, caplog):
+    monkeypatch.setattr(logging.getLogger("disaggkd"), "propagate", True)
+    caplog.set_level(logging.INFO, "disaggkd")
+    layer, embedding = sizes(config)
+    timed(monkeypatch, (3.0, 1.0))  # the first stage would keep one layer of four
+    room = (2 * layer + embedding, 2.5 * layer)
+    teacher = load_staged_teacher(config, CPU, Beside(room=room), Identity("teacher 0.0"))
+    assert teacher.division == ((0, 2), (2, 4))
+    assert "layers stay where they are: the fullest stage would not fit" in caplog.text
+
+
+def test_a_teacher_that_fits_in_no_division_is_refused(config):
+    layer, _ = sizes(config)
+    with pytest.raises(UserError, match=r"ranks_per_replica: stage . of 2 has .* free, and its weights need .* more"):
+        load_staged_teacher(config, CPU, Beside(room=(layer, layer)), Identity("teacher 0.0"))
 
 
 @pytest.mark.parametrize("name", ["weights and config.json", "version of transformers", "dtype between layers"])
