@@ -269,9 +269,9 @@ def pipeline(work: Workload, gpus: int | None = None) -> Alternative:
         cost=cost,
         figures=(timing.teacher,),
         notes=(
-            f"{replicas} teachers of {work.ranks_per_replica} stages, the fullest stage "
-            f"{_gib(ranks['teacher'].peak_bytes)} of {_gib(allowed['teacher'].value)}; limited by {timing.bottleneck}, "
-            f"teachers idle {timing.idle_share:.0%}",
+            f"{replicas} {'teacher' if replicas == 1 else 'teachers'} of {work.ranks_per_replica} stages, the fullest "
+            f"stage {_gib(ranks['teacher'].peak_bytes)} of {_gib(allowed['teacher'].value)}; "
+            f"limited by {timing.bottleneck}, teachers idle {timing.idle_share:.0%}",
         ),
     )
 

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from disaggkd_cli.layouts import PARALLELISMS
 from disaggkd_cli.planner.cost import Cost, comparable, cost_of
 from disaggkd_cli.planner.fit import fits, usable
 from disaggkd_cli.planner.memory import teacher_rank
@@ -22,7 +23,6 @@ from disaggkd_cli.planner.workload import Workload
 
 MODE = "disaggregated_fused"
 LARGEST_REPLICA = 64
-_PARALLELISMS = ("pipeline", "tensor", "fsdp")
 _FAST_ENOUGH = 0.9
 """A split is not taken for its price when it has less than this share of the fastest one's speed."""
 
@@ -128,7 +128,7 @@ def _layouts(work: Workload, most: int) -> Iterator[Workload]:
     one = work.with_(ranks_per_replica=1)
     if _teacher_fits(one):
         yield one
-    for parallelism in _PARALLELISMS:
+    for parallelism in PARALLELISMS:
         fitting = []
         for ranks in range(2, min(LARGEST_REPLICA, most) + 1):
             laid_out = work.with_(ranks_per_replica=ranks, parallelism=parallelism)

@@ -23,8 +23,13 @@ def test_a_recorded_run_is_the_live_run(reference_config, reference, cache, tmp_
     assert not list((run / "logs").glob("teacher*")), "no teacher was started"
 
 
-def test_recording_again_computes_nothing(reference_config, cache):
-    code, output = disaggkd("teacher", str(reference_config), "--record", str(cache))
+PIPELINE = ("teacher.ranks_per_replica=2", "teacher.parallelism=pipeline")
+
+
+@pytest.mark.parametrize("layout", [(), PIPELINE])
+def test_recording_again_computes_nothing(reference_config, cache, layout):
+    """Nor for a teacher of several ranks, which is loaded whole on one: the recording is the same."""
+    code, output = disaggkd("teacher", str(reference_config), "--record", str(cache), *layout)
     assert code == 0
     assert "recorded 0 requests" in output
 
