@@ -10,9 +10,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,11 +42,13 @@ class Checkpoint:
         directory: where it lies.
         step: optimizer steps done.
         identity: what the run was made of (data, tokenizer, teacher, …), as given to `Checkpointer.save`.
+        files: names of those that belong to it; whatever else lies in the directory is not read.
     """
 
     directory: Path
     step: int
     identity: dict[str, Any]
+    files: tuple[str, ...]
 
 
 def step_directory(root: Path, step: int) -> Path:
@@ -59,25 +62,61 @@ def read_checkpoint(directory: Path) -> Checkpoint:
     Raises:
         UserError: naming the file that is missing, truncated or altered.
     """
-    path = directory / MANIFEST
-    try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-        entries, step, identity = manifest["files"], int(manifest["step"]), manifest["identity"]
-        if manifest["format"] != FORMAT:
-            raise UserError(f"{directory}: is of format {manifest['format']}, but this version reads {FORMAT}")
-    except FileNotFoundError:
-        raise UserError(f"{directory}: has no {MANIFEST}, so it was never finished") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{path}: is damaged ({type(error).__name__}: {error})") from None
-    for name, entry in entries.items():
-        file = directory / Path(name).name
+    manifest = read_manifest(directory)
+    for name, entry in manifest["files"].items():
+        file = directory / name
         if not file.is_file():
             raise UserError(f"{file}: is missing")
         if file.stat().st_size != entry["bytes"]:
             raise UserError(f"{file}: has {file.stat().st_size} bytes, but the manifest says {entry['bytes']}")
         if _sha256(file) != entry["sha256"]:
             raise UserError(f"{file}: its contents differ from what was written (sha256)")
-    return Checkpoint(directory, step, identity)
+    return Checkpoint(directory, manifest["step"], manifest["identity"], tuple(manifest["files"]))
+
+
+def read_manifest(directory: Path) -> dict[str, Any]:
+    """Return the manifest of a checkpoint, its shape checked and its files not.
+
+    Raises:
+        UserError: there is none, or it is damaged or of another format.
+    """
+    path = directory / MANIFEST
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{directory}: has no {MANIFEST}, so it was never finished") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path}: is damaged ({type(error).__name__}: {error})") from None
+    if isinstance(manifest, dict) and manifest.get("format", FORMAT) != FORMAT:
+        raise UserError(f"{directory}: is of format {manifest['format']}, but this version reads {FORMAT}")
+    if fault := _fault_of(manifest, directory):
+        raise UserError(f"{path}: is damaged ({fault})")
+    return manifest
+
+
+def _fault_of(manifest: Any, directory: Path) -> str:
+    """Return what is wrong with the shape of a manifest, or nothing."""
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        return "it is no manifest"
+    step, entries = manifest.get("step"), manifest.get("files")
+    if type(step) is not int or step < 0:
+        return f"step is {step!r}, no number of steps"
+    if re.fullmatch(r"step_\d+", directory.name) and directory.name != step_directory(directory.parent, step).name:
+        return f"step is {step}, which does not belong in {directory.name}"
+    if not isinstance(manifest.get("identity"), dict):
+        return "identity is no mapping"
+    if not isinstance(entries, dict) or not entries:
+        return "files is no mapping of files"
+    for name, entry in entries.items():
+        if name in ("", ".", "..", MANIFEST) or name != Path(name).name:
+            return f"{name!r} is no file of this directory"
+        if (
+            not isinstance(entry, dict)
+            or type(entry.get("bytes")) is not int
+            or not isinstance(entry.get("sha256"), str)
+        ):
+            return f"the entry of {name} is no size and sha256"
+    return ""
 
 
 def newest_checkpoint(root: Path, log: Callable[[str], None]) -> Checkpoint | None:
@@ -209,7 +248,7 @@ def read_weights(checkpoint: Checkpoint, model: nn.Module, names: list[str]) -> 
     for name, tensor in own.items():
         first.setdefault(id(tensor), name)
     empty = {first[id(own[name])]: torch.empty_like(own[name], device="cpu").detach() for name in names}
-    reader = HuggingFaceStorageReader(str(checkpoint.directory))
+    reader = _reader(checkpoint)
     try:
         dcp.load(
             {f"student.model.{name}": tensor for name, tensor in empty.items()}, storage_reader=reader, no_dist=True
@@ -241,7 +280,7 @@ def load_training_state(
     try:
         dcp.load(
             training_state(module, optimizer),
-            storage_reader=HuggingFaceStorageReader(str(checkpoint.directory)),
+            storage_reader=_reader(checkpoint),
             process_group=group,
         )
     except (Exception, CheckpointException) as error:  # the latter is no Exception
@@ -249,6 +288,26 @@ def load_training_state(
             f"{checkpoint.directory}: does not fit this student ({_cause(error)}); "
             "resume with the config that wrote it, or start in another run_dir"
         ) from error
+
+
+def _reader(checkpoint: Checkpoint) -> HuggingFaceStorageReader:
+    """Return a reader of the files that the manifest names: torch's own reads every safetensors file beside them."""
+    reader = HuggingFaceStorageReader(str(checkpoint.directory))
+    reader.fs = _ListedFiles(reader.fs, checkpoint.files)
+    return reader
+
+
+class _ListedFiles:
+    """A file system whose directories hold certain names only."""
+
+    def __init__(self, whole: Any, names: Sequence[str]) -> None:
+        self._whole, self._names = whole, frozenset(names)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._whole, name)
+
+    def ls(self, path: str) -> list[str]:
+        return [file for file in self._whole.ls(path) if Path(file).name in self._names]
 
 
 def _fill_optimizer_state(optimizer: torch.optim.Optimizer) -> None:

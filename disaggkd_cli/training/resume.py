@@ -10,7 +10,13 @@ import torch
 import torch.distributed as dist
 
 from disaggkd_cli.errors import UserError
-from disaggkd_cli.training.checkpoint import Checkpoint, newest_checkpoint, read_checkpoint, step_directory
+from disaggkd_cli.training.checkpoint import (
+    Checkpoint,
+    newest_checkpoint,
+    read_checkpoint,
+    read_manifest,
+    step_directory,
+)
 
 
 def choose_checkpoint(
@@ -49,7 +55,7 @@ def choose_checkpoint(
     if step == -1 or found is not None:
         return found
     directory = step_directory(root, step) if resume == "auto" else Path(resume).expanduser()
-    return Checkpoint(directory, step, identity)
+    return Checkpoint(directory, step, identity, tuple(read_manifest(directory)["files"]))
 
 
 def _compare(checkpoint: Checkpoint, identity: dict[str, Any]) -> None:

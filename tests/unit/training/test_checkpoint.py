@@ -2,10 +2,12 @@
 
 import json
 import os
+import shutil
 
 import pytest
 import torch
 import torch.distributed as dist
+from safetensors.torch import save_file
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
@@ -120,6 +122,11 @@ def weights(directory):
     return path
 
 
+def change(directory, **entries):
+    path = directory / "manifest.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **entries}))
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
@@ -130,6 +137,17 @@ def weights(directory):
         (lambda d: (d / "manifest.json").write_text("{"), "is damaged"),
         (lambda d: (d / "manifest.json").write_text("[]"), "is damaged"),
         (lambda d: (d / "manifest.json").write_text(OTHER_FORMAT), "format 99"),
+        (lambda d: change(d, files=None), "files is no mapping"),
+        (lambda d: change(d, files={}), "files is no mapping"),
+        (lambda d: change(d, files={weights(d).name: 7}), "is no size and sha256"),
+        (lambda d: change(d, files={weights(d).name: {"bytes": "7", "sha256": ""}}), "is no size and sha256"),
+        (lambda d: change(d, identity=[]), "identity is no mapping"),
+        (lambda d: change(d, step=-5), "step is -5, no number of steps"),
+        (lambda d: change(d, step=True), "step is True, no number of steps"),
+        (lambda d: change(d, step="3"), "step is '3', no number of steps"),
+        (lambda d: change(d, step=2), "step is 2, which does not belong in step_00000003"),
+        (lambda d: (d / "manifest.json").write_text("[" * 100_000), "is damaged"),
+        (lambda d: (shutil.rmtree(d), d.write_text("a file")), "is damaged"),
     ],
 )
 def test_damage_is_refused_and_the_one_before_is_used(saved, damage, message):
@@ -155,11 +173,20 @@ def test_one_flipped_bit_is_refused(saved):
 def test_a_manifest_cannot_point_outside(saved, tmp_path):
     root, _ = saved
     directory = step_directory(root, 3)
-    manifest = json.loads((directory / "manifest.json").read_text())
-    manifest["files"] = {"../../etc/passwd": {"bytes": 1, "sha256": ""}}
-    (directory / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(UserError, match="passwd: is missing"):
+    change(directory, files={"../../etc/passwd": {"bytes": 1, "sha256": ""}})
+    with pytest.raises(UserError, match="'../../etc/passwd' is no file of this directory"):
         read_checkpoint(directory)
+
+
+def test_a_file_that_the_manifest_does_not_name_is_not_read(saved):
+    """Laid beside the checkpoint's own file, its tensors would take their places."""
+    root, state = saved
+    directory = step_directory(root, 3)
+    for name in ("a.safetensors", "shard-00002-model-00001-of-00001.safetensors", "z.safetensors"):
+        save_file({key: torch.full_like(value, 7.0).contiguous() for key, value in state.items()}, directory / name)
+    module, optimizer = build(1)
+    load_training_state(read_checkpoint(directory), module, optimizer, dist.group.WORLD)
+    assert same(snapshot(module, optimizer), state)
 
 
 def test_none_is_valid(tmp_path):
