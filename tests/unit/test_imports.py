@@ -17,6 +17,7 @@ LEVELS = [
     {"config"},
     {"data"},
     {"models", "transport"},
+    {"on_policy"},
     {"training"},
     {"planner"},
     {"launch"},

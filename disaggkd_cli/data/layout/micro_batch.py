@@ -30,6 +30,8 @@ class Sequence:
     row's last label is the token that follows in the text, though it stands in another row."""
     document_lengths: tuple[int, ...]
     """Tokens of each document of the row; sums to L."""
+    written: bool = False
+    """Whether the student wrote it, so that its labels are nobody's data."""
 
     def __len__(self) -> int:
         return len(self.input_ids)
@@ -52,6 +54,8 @@ class MicroBatch:
     """[B, S] int64 next-token labels (already shifted); -100 = not supervised."""
     row_lengths: tuple[int, ...] | None = None
     """Tokens of each row before its padding; None where no row is padded."""
+    written: tuple[bool, ...] = ()
+    """Of each row, whether the student wrote it; empty where it wrote none."""
 
     @cached_property
     def token_mask(self) -> Tensor:
@@ -105,7 +109,7 @@ class MicroBatch:
         flat = _sent(torch.cat([tensor.reshape(-1) for tensor in tensors]), device)
         parts = flat.split([tensor.numel() for tensor in tensors])
         there = {name: part.view(tensor.shape) for name, part, tensor in zip(names, parts, tensors, strict=True)}
-        moved = MicroBatch(there["input_ids"], self.document_lengths, there["labels"], self.row_lengths)
+        moved = MicroBatch(there["input_ids"], self.document_lengths, there["labels"], self.row_lengths, self.written)
         found = {name: there[name] for name in names[2:]}
         if self.row_lengths is not None:
             found["token_mask"] = _sent(self.token_mask, device)
@@ -201,8 +205,13 @@ def collate(sequences: SequenceOf[Sequence], pad_id: int, multiple: int = 1, lim
         labels[row, : len(sequence)] = sequence.labels
         *others, last = sequence.document_lengths
         document_lengths.append((*others, last + longest - len(sequence)))
+    written = tuple(sequence.written for sequence in sequences)
     batch = MicroBatch(
-        torch.from_numpy(input_ids), tuple(document_lengths), torch.from_numpy(labels), tuple(map(len, sequences))
+        torch.from_numpy(input_ids),
+        tuple(document_lengths),
+        torch.from_numpy(labels),
+        tuple(map(len, sequences)),
+        written if any(written) else (),
     )
     batch.largest_label  # noqa: B018  finds the supervised rows and their labels here, once, on the CPU
     return batch
