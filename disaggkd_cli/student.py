@@ -117,7 +117,7 @@ def _run(
     metrics = table = None
     if leader:
         write_environment(directory, _versions(), _placement(config, place, device))
-        metrics = MetricsLog(directory, done, config.log)
+        metrics = MetricsLog(directory, done, config.log, log)
         table = SamplesTable(directory.samples, done, log, metrics.write_samples)
     samples = fixed_prompts(
         config, components.splits.evaluation, components.tokenizer, module.teacher_head, components.pad_id, table,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -21,13 +21,20 @@ class MetricsLog:
         directory: the run's directory.
         first_step: steps already done; later lines in an existing file are dropped.
         settings: the trackers besides.
+        log: told which earlier lines are missing or damaged.
 
     Raises:
         UserError: the client of a tracker that was named is not installed.
     """
 
-    def __init__(self, directory: RunDirectory, first_step: int, settings: LogConfig) -> None:
-        _drop_after(directory.metrics, first_step)
+    def __init__(
+        self,
+        directory: RunDirectory,
+        first_step: int,
+        settings: LogConfig,
+        log: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        _drop_after(directory.metrics, first_step, log)
         self._file: TextIO = directory.metrics.open("a", encoding="utf-8")
         self._trackers = Trackers(settings, directory, first_step)
 
@@ -49,20 +56,48 @@ class MetricsLog:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return the complete lines of a metrics file; a last line cut off in mid-write is left out."""
-    lines = []
+    """Return the lines of a metrics file that can be read; a line cut off in mid-write, or damaged, is left out."""
+    return _read(path)[0]
+
+
+def _read(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """Return the lines that are objects with a step, and how many others there are."""
     if not path.exists():
-        return lines
-    for text in path.read_text(encoding="utf-8").splitlines():
+        return [], 0
+    lines, others = [], 0
+    whole = path.read_text(encoding="utf-8", errors="replace")
+    for text in whole.split("\n"):
         try:
-            lines.append(json.loads(text))
-        except ValueError:
-            break
-    return lines
+            line = json.loads(text)
+        except (ValueError, RecursionError):
+            line = None
+        if isinstance(line, dict) and type(line.get("step")) is int:
+            lines.append(line)
+        elif text.strip():
+            others += 1
+    # What a kill cut off in mid-write belongs to a step that is done again.
+    return lines, others - (others > 0 and not whole.endswith("\n"))
 
 
-def _drop_after(path: Path, step: int) -> None:
-    kept = [line for line in read_metrics(path) if line["step"] <= step]
+def _drop_after(path: Path, step: int, log: Callable[[str], None]) -> None:
     if not path.exists():
         return
+    lines, others = _read(path)
+    kept = [line for line in lines if line["step"] <= step]
+    if others:
+        log(f"warning: {path}: {others} damaged lines are left out")
+    trained = {line["step"] for line in kept if "loss" in line}
+    if missing := [number for number in range(1, step + 1) if number not in trained]:
+        log(f"warning: {path}: has no lines of {_runs(missing)}, though these steps are done; they stay missing")
     files.write_text(path, "".join(json.dumps(line) + "\n" for line in kept))
+
+
+def _runs(numbers: Sequence[int]) -> str:
+    """Return ascending numbers in words, such as `steps 1-3, 7`."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return "steps " + ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)

@@ -124,6 +124,34 @@ def test_a_resumed_run_drops_the_lines_it_does_again(tmp_path):
     assert read_metrics(directory.metrics) == lines
 
 
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda text: text, []),
+        (lambda text: text + '{"step": 6, "lo', []),  # killed in mid-write
+        (lambda text: "".join(text.splitlines(keepends=True)[:4]), ["no lines of steps 3-4,"]),
+        (lambda text: text.replace("2.0}", "2.0"), ["1 damaged lines", "no lines of steps 2,"]),
+        (lambda text: "NaN\n[1]\n{}\n" + '{"step": "3"}\n' + text, ["4 damaged lines"]),
+        (lambda text: text.replace("1.0", "NaN"), []),
+        (lambda text: text.replace('"step": 4', '"step": NaN'), ["2 damaged lines", "no lines of steps 4,"]),
+        (lambda text: "\x00\xff" * 9 + "\n" + text, ["1 damaged lines"]),
+    ],
+)
+def test_damaged_metrics_are_said_and_the_rest_is_kept(tmp_path, damage, said):
+    directory = prepare(tmp_path, "", resume=False)
+    log = MetricsLog(directory, 0, LogConfig())
+    for step in range(1, 6):
+        log.write(step, {"loss": float(step)})
+        log.write(step, {"eval_kd": 1.0})
+    log.close()
+    directory.metrics.write_bytes(damage(directory.metrics.read_text()).encode("latin-1"))
+    heard: list[str] = []
+    MetricsLog(directory, 4, LogConfig(), heard.append).close()
+    assert len(heard) == len(said) and all(words in line for words, line in zip(said, heard, strict=True)), heard
+    kept = [line["step"] for line in read_metrics(directory.metrics) if "loss" in line]
+    assert kept == [step for step in kept if step <= 4]
+
+
 def test_no_leftovers(tmp_path):
     directory = prepare(tmp_path / "a", "", resume=False)
     Status("running").write(directory)
