@@ -29,7 +29,7 @@ from disaggkd_cli.training.metrics import MetricsLog, read_metrics
 from disaggkd_cli.training.process import StopSignals
 from disaggkd_cli.training.progress import RunProgress
 from disaggkd_cli.training.publish import card_of, push_to_hub
-from disaggkd_cli.training.resume import choose_checkpoint
+from disaggkd_cli.training.resume import changed_settings, choose_checkpoint
 from disaggkd_cli.training.run_directory import RunDirectory, Status, write_environment
 from disaggkd_cli.training.samples import SamplesTable, read_samples
 from disaggkd_cli.training.schedule import WorkPlan
@@ -106,6 +106,9 @@ def _run(
         done = checkpoint.step
         checkpointer.started_step = done
         log(f"resuming after step {done} from {checkpoint.directory}")
+        status.changed = changed_settings(checkpoint, components.identity)
+        for line in status.changed:
+            log(f"warning: {line}")
         if done > config.train.steps:
             raise UserError(
                 f"train.steps: is {config.train.steps}, but {checkpoint.directory} is from after step {done}; "

@@ -47,6 +47,7 @@ from disaggkd_cli.training.optimizer import build_optimizer
 from disaggkd_cli.training.process import memory_for_this_process
 from disaggkd_cli.training.recorded import RecordedSource, open_recording
 from disaggkd_cli.training.schedule import WorkItem
+from disaggkd_cli.training.settings import SETTINGS, settings_of
 from disaggkd_cli.training.sources import ColocatedSource, HiddenStateSource, RemoteSource
 from disaggkd_cli.training.student_module import StudentModule, freeze, shard_student, shard_teacher
 from disaggkd_cli.training.texts import read_texts
@@ -66,7 +67,7 @@ class Components:
         teacher_backbone: the frozen teacher itself, in colocated runs only.
         tokenizer: the student's.
         splits: tokenized training and held-out sequences.
-        identity: what the run is made of; recorded in checkpoints and compared on resume.
+        identity: what the run is made of; recorded in checkpoints and compared on resume. Its settings may differ.
         layout: this rank's place among the student's.
         teacher_vocabulary: ids of the teacher's whole head.
         mesh: of all student ranks, once `build_module` has made it.
@@ -130,6 +131,7 @@ def build_components(config: Config, log: Log, directory: Path, device: torch.de
         "teacher": model_fingerprint(source),
         "seed": config.seed,
         "global batch (sequences)": config.global_batch_sequences,
+        SETTINGS: settings_of(config),
     }
     return Components(
         model, teacher_head, teacher_backbone, tokenizer, splits, identity, layout, teacher_vocabulary,

@@ -17,6 +17,7 @@ from disaggkd_cli.training.checkpoint import (
     read_manifest,
     step_directory,
 )
+from disaggkd_cli.training.settings import SETTINGS, changes
 
 
 def choose_checkpoint(
@@ -58,11 +59,18 @@ def choose_checkpoint(
     return Checkpoint(directory, step, identity, tuple(read_manifest(directory)["files"]))
 
 
+def changed_settings(checkpoint: Checkpoint, identity: dict[str, Any]) -> list[str]:
+    """Return what differs between the run that wrote a checkpoint and the one that goes on from it, and what that
+    means for the weights; a line each."""
+    before = checkpoint.identity.get(SETTINGS)
+    return changes(before, identity.get(SETTINGS, {})) if isinstance(before, dict) else []
+
+
 def _compare(checkpoint: Checkpoint, identity: dict[str, Any]) -> None:
     changed = [
         f"{name} (was {_short(checkpoint.identity.get(name))}, is {_short(value)})"
         for name, value in identity.items()
-        if checkpoint.identity.get(name) != value
+        if name != SETTINGS and checkpoint.identity.get(name) != value
     ]
     if changed:
         raise UserError(

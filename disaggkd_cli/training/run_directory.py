@@ -205,6 +205,7 @@ class Status:
         process, host, written: which process of which machine wrote it, and when (seconds since 1970).
         teacher_stages: of pipeline teachers, what each stage recorded last, with the most requests that its replica
             lets in at a time; see `stage_record.StageRecord`.
+        changed: settings that differ from those of the checkpoint it went on from, and what that means.
     """
 
     state: str
@@ -216,6 +217,7 @@ class Status:
     host: str = ""
     written: float = 0.0
     teacher_stages: list[dict[str, Any]] = field(default_factory=list)
+    changed: list[str] = field(default_factory=list)
 
     def alive_here(self) -> bool:
         """Whether the process that wrote it still lives, as far as this machine can see."""

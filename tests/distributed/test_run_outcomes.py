@@ -51,6 +51,8 @@ def test_fewer_steps_than_are_done_already(reference_config, reference, tmp_path
     assert code == 2
     assert "train.steps: is 5, but" in output
     assert "is from after step 20" in output
+    assert "warning: train.steps was 20 and is 5 now: training goes on with the new value" in output
+    assert [line.split()[0] for line in status(tmp_path / "run")["changed"]] == ["mode", "train.steps"]
 
 
 @pytest.mark.slow
@@ -77,7 +79,7 @@ def test_what_a_run_leaves(reference):
     assert 0 <= time.time() - left.pop("written") < 3600
     assert left == {
         "state": "finished", "exit_code": 0, "reason": "all steps done", "last_step": 20, "resumable": False,
-        "teacher_stages": [],
+        "teacher_stages": [], "changed": [],
     }  # fmt: skip
     training = [line for line in metrics(reference) if "loss" in line]
     assert [line["step"] for line in training] == list(range(1, 21))
