@@ -9,6 +9,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from disaggkd_cli.config import Config, load
+from disaggkd_cli.config.layers import best_count
 from disaggkd_cli.data import load_tokenizer
 from disaggkd_cli.errors import UserError
 from disaggkd_cli.models import build_student
@@ -25,6 +26,7 @@ from disaggkd_cli.training.export import write_student
 from disaggkd_cli.training.layer_choice import recorded_layers
 from disaggkd_cli.training.publish import card_of
 from disaggkd_cli.training.run_directory import EXPORTS_OF_STEPS, RunDirectory
+from disaggkd_cli.training.settings import SETTINGS
 
 
 def export_command(
@@ -54,9 +56,7 @@ def export_command(
     target = Path(output).expanduser() if output else directory.export if step is None else _named(directory, step)
     if output and target.exists():
         raise UserError(f"--output {output}: is there already; choose another directory")
-    layers = recorded_layers(directory.root)
-    if config.student.from_teacher is not None and layers is not None:
-        config.student.from_teacher.layers = layers
+    settle_as_trained(config, directory, checkpoint)
     model = _student(config)
     card = card_of(config, directory, checkpoint.step)
     tokenizer = load_tokenizer(config.student.model or config.teacher.model)
@@ -67,6 +67,17 @@ def export_command(
     write_student(model, fetch, tokenizer, target, DTYPES[wanted], card)
     log(f"{target}: the student after step {checkpoint.step}, {wanted}")
     return target
+
+
+def settle_as_trained(config: Config, directory: RunDirectory, checkpoint: Checkpoint) -> None:
+    """Put into the config what the run made of `best_N` layers and of `student.dtype: auto`."""
+    layers = recorded_layers(directory.root)
+    of_teacher = config.student.from_teacher
+    if of_teacher is not None and best_count(of_teacher.layers) is not None and layers is not None:
+        of_teacher.layers = layers
+    trained = checkpoint.identity.get(SETTINGS)
+    if isinstance(trained, dict) and trained.get("student.dtype") in DTYPES:
+        config.student.dtype = trained["student.dtype"]
 
 
 def _student(config: Config) -> nn.Module:

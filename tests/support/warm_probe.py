@@ -21,6 +21,7 @@ def main(what: str, *rest: str) -> None:
         os.write(int(rest[0]), b"through a passed descriptor")
     if what == "wait":
         signal.signal(signal.SIGUSR1, lambda *_: sys.exit(11))
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs are told to ignore it
         os.write(1, b"waiting\n")  # in one piece, beside whoever else writes
         time.sleep(60)
     if what == "run":  # as a supervisor: starts a child that must not outlive it
