@@ -3,7 +3,8 @@
 `DISAGGKD_FAULT` holds comma-separated orders `role.point:action[:argument][@n]`, for example
 `student 0.after_commit:kill@2`: SIGKILL to student 0 when it passes that point for the second time. Each is done at the
 n-th visit of the point (default 1); `sleep:SECONDS` without `@n` at every one. Points of the trainer:
-  before_commit, after_commit (around the optimizer step), ckpt_open, ckpt_fsync, ckpt_rename (inside a save)
+  after_writing (of windows of texts), before_commit, after_commit (around the optimizer step), ckpt_open, ckpt_fsync,
+  ckpt_rename (inside a save)
 with the actions kill, stop (SIGSTOP), error (a full disk) and sleep. Those of the transport: see `transport.faults`.
 """
 

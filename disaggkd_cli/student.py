@@ -26,6 +26,7 @@ from disaggkd_cli.training.export import export_student
 from disaggkd_cli.training.fixed_prompts import fixed_prompts
 from disaggkd_cli.training.loop import Training, train
 from disaggkd_cli.training.metrics import MetricsLog, read_metrics
+from disaggkd_cli.training.on_policy import open_writer
 from disaggkd_cli.training.process import StopSignals
 from disaggkd_cli.training.progress import RunProgress
 from disaggkd_cli.training.publish import card_of, push_to_hub
@@ -126,12 +127,22 @@ def _run(
         config, components.splits.evaluation, components.tokenizer, module.teacher_head, components.pad_id, table,
         read_samples(directory.samples), components.layout.vocabulary_parallel, log,
     )  # fmt: skip
-    plan = WorkPlan(config, components.splits.train, components.splits.evaluation, place.rank, components.pad_id)
+    writer = open_writer(
+        config, components.splits.train, components.writer_copy, components.tokenizer, components.shared_ids,
+        components.pad_id, device, checkpoint,
+    )  # fmt: skip
+    plan = WorkPlan(
+        config,
+        writer.texts if writer else components.splits.train,
+        components.splits.evaluation,
+        place.rank,
+        components.pad_id,
+    )
     left = done < config.train.steps
     source, pool = open_source(config, components, place.rank, store, device, plan.items(done), log, wait=left)
     run = Training(
         config, module, optimizer, plan, source, checkpointer, components.identity, device, signals, progress, metrics,
-        evaluations.__setitem__, samples, done,
+        evaluations.__setitem__, samples, writer, done,
     )  # fmt: skip
     # A student that fails may be started again, so its teachers are told to stay unless it says otherwise.
     reason = StopReason.LINK_CLOSED
@@ -145,6 +156,8 @@ def _run(
     finally:
         status.last_step = run.done
         progress.close()
+        if writer is not None:
+            writer.texts.close()
         source.close()
         if pool is not None:
             pool.close(reason)

@@ -11,6 +11,7 @@ from typing import Any
 from disaggkd_cli.config import layers
 from disaggkd_cli.config.by_device import AUTO
 from disaggkd_cli.config.check_data import data_paths, data_values
+from disaggkd_cli.config.check_on_policy import problems as on_policy_problems
 from disaggkd_cli.config.schema import CHOICES, Config
 from disaggkd_cli.errors import UserError
 from disaggkd_cli.losses.divergences import DIVERGENCES, divergence_named
@@ -141,6 +142,7 @@ def _together(config: Config) -> Iterator[str]:
     if student.lora is not None:
         yield from _lora(student)
     yield from _flash_attention(config)
+    yield from on_policy_problems(config)
     if teacher.parallelism in ("tensor", "pipeline") and config.mode == "colocated":
         yield (
             f"teacher.parallelism: {teacher.parallelism} needs ranks of the teacher's own; colocated teachers are "

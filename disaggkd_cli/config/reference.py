@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from disaggkd_cli import __version__
-from disaggkd_cli.config import schema
+from disaggkd_cli.config import on_policy, schema
 from disaggkd_cli.config.load import dataclass_of
 from disaggkd_cli.config.schema import CHOICES, Config
 from disaggkd_cli.errors import UserError
@@ -154,7 +154,7 @@ def _as_yaml(value: Any) -> str:
 def _field_texts() -> dict[str, dict[str, str]]:
     """Return the text below each field of each section; Python keeps no docstrings of fields, so the source is read."""
     found: dict[str, dict[str, str]] = {}
-    for node in ast.parse(inspect.getsource(schema)).body:
+    for node in [node for module in (schema, on_policy) for node in ast.parse(inspect.getsource(module)).body]:
         if not isinstance(node, ast.ClassDef):
             continue
         texts = found.setdefault(node.name, {})

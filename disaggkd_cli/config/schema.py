@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from disaggkd_cli.config.on_policy import OnPolicyConfig
 from disaggkd_cli.config.source_names import DATA_FORMATS
 from disaggkd_cli.layouts import AUTO, PARALLELISMS
 from disaggkd_cli.losses.divergences import DIVERGENCES
@@ -428,6 +429,7 @@ class Config:
     train: TrainConfig = field(default_factory=TrainConfig)
     transport: TransportConfig = field(default_factory=TransportConfig)
     launch: LaunchConfig = field(default_factory=LaunchConfig)
+    on_policy: OnPolicyConfig | None = None
     export: ExportConfig = field(default_factory=ExportConfig)
     log: LogConfig = field(default_factory=LogConfig)
     hardware: HardwareConfig = field(default_factory=HardwareConfig)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from disaggkd_cli.config import Config
+from disaggkd_cli.config.on_policy import student_writes
 from disaggkd_cli.config.packing import separates_documents
 from disaggkd_cli.errors import UserError
 from disaggkd_cli.models.attention import FLASH
@@ -29,6 +30,8 @@ def decide_packing(config: Config) -> tuple[bool, str]:
     Raises:
         UserError: when a model's configuration cannot be read.
     """
+    if student_writes(config):
+        return False, "the student completes one prompt a row (on_policy)"
     if config.data.packing != "auto":
         return config.data.packing == "on", f"data.packing={config.data.packing}"
     if FLASH in (config.teacher.attention, config.student.attention):

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -59,17 +60,18 @@ def generate(
     ids, mask = ids.to(device), mask.to(device)
     uniform = torch.from_numpy(np.ascontiguousarray(numbers)).to(device)
     ending = torch.tensor(sorted(ends), dtype=torch.int64, device=device)
-    cache = DynamicCache(config=model.config)
+    cache = DynamicCache(config=model.config.get_text_config())
+    # transformers has renamed the argument; the old name is taken by older versions only.
+    name = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
     positions = (mask.cumsum(-1) - 1).clamp_min(0)
     padded = bool((mask == 0).any())
     chosen, nats, running = [], [], torch.ones(len(prompts), dtype=torch.bool, device=device)
     alive = []
     for step in range(uniform.shape[1]):
         out = model(
-            input_ids=ids, attention_mask=mask if padded else None, position_ids=positions, past_key_values=cache,
-            use_cache=True, logits_to_keep=1,
+            input_ids=ids, attention_mask=mask if padded else None, position_ids=positions,
+            use_cache=True, logits_to_keep=1, **{name: cache},
         )  # fmt: skip
-        cache = out.past_key_values
         probabilities = sampler.probabilities(out.logits[:, -1])
         token = draw(probabilities, uniform[:, step])
         chosen.append(token)

@@ -106,6 +106,7 @@ NOT_MODELLED = [
     "inference engines' own KV reservation: teachers here run a plain forward without a cache",
     "slow parts of a cluster other than jitter: congestion, stragglers (see --simulate), checkpoint writes, evaluation",
     "the host's memory and its data pipeline",
+    "writing texts (on_policy): its time, the gathered copy of the student and the cache of keys and values",
 ]
 
 ERROR_BANDS = {

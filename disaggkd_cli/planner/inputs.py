@@ -9,6 +9,7 @@ import yaml
 from disaggkd_cli.config import Config
 from disaggkd_cli.config.by_device import AUTO, student_dtype
 from disaggkd_cli.config.layers import expected_layers
+from disaggkd_cli.config.on_policy import student_writes
 from disaggkd_cli.config.packing import separates_documents
 from disaggkd_cli.errors import UserError
 from disaggkd_cli.layouts import asked_layout, facts_of
@@ -157,6 +158,8 @@ def _efficiency(config: Config) -> Efficiency:
 
 def _packed(config: Config, *models: ModelShape) -> bool:
     """Whether documents share rows, as a run would decide it (see `models.packing.decide_packing`)."""
+    if student_writes(config):
+        return False
     if config.data.packing != "auto":
         return config.data.packing == "on"
     if "flash_attention_2" in (config.teacher.attention, config.student.attention):

@@ -6,6 +6,11 @@ from disaggkd_cli.config import LogConfig
 
 _ORDER = "which texts, and in what order; a plan counts tokens"
 _TIMES_NOT_MODELLED = "evaluation and checkpoint writes are not modelled"
+_WRITING = "what writing texts takes is not modelled"
+_ON_POLICY = (
+    "max_new_tokens", "temperature", "top_p", "top_k", "samples", "every", "lag", "prompt_tokens", "writers",
+    "generators.replicas", "generators.dtype",
+)  # fmt: skip
 _OPTIMISATION = "changes values, not sizes"
 
 WITHOUT_EFFECT: dict[str, str] = {
@@ -53,6 +58,7 @@ WITHOUT_EFFECT: dict[str, str] = {
     "launch.rendezvous": "an address",
     "launch.threads": "host side",
     "launch.bind": "an address",
+    **{f"on_policy.{name}": _WRITING for name in _ON_POLICY},
     **{f"log.{field.name}": "where figures go" for field in fields(LogConfig)},
 }
 """Dotted key -> why it changes nothing."""

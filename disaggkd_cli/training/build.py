@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from disaggkd_cli.config import Config
 from disaggkd_cli.config.by_device import AUTO, loss_budget, student_dtype
+from disaggkd_cli.config.on_policy import student_writes
 from disaggkd_cli.data import Splits, compare_vocabularies, load_tokenizer, padding_id, tokenizer_fingerprint
 from disaggkd_cli.errors import SavedAndResumable
 from disaggkd_cli.losses import Head
@@ -41,8 +42,10 @@ from disaggkd_cli.models.hollow import ReadWhole, hollow_backbone, hollow_studen
 from disaggkd_cli.models.load import DTYPES
 from disaggkd_cli.models.parts import Part, verified
 from disaggkd_cli.models.verified import load_verified_teacher
+from disaggkd_cli.on_policy.gathered import GatheredStudent
 from disaggkd_cli.training.layer_choice import settle_layers
 from disaggkd_cli.training.layout import StudentLayout, group_timeout, layout_of, shard_mesh, student_mesh
+from disaggkd_cli.training.on_policy import on_policy_dataset
 from disaggkd_cli.training.optimizer import build_optimizer
 from disaggkd_cli.training.process import memory_for_this_process
 from disaggkd_cli.training.recorded import RecordedSource, open_recording
@@ -68,11 +71,13 @@ class Components:
         tokenizer: the student's.
         splits: tokenized training and held-out sequences.
         identity: what the run is made of; recorded in checkpoints and compared on resume. Its settings may differ.
+        shared_ids: ids from here on are known to one tokenizer only, or to none.
         layout: this rank's place among the student's.
         teacher_vocabulary: ids of the teacher's whole head.
         mesh: of all student ranks, once `build_module` has made it.
         parts: the weights of a student without them; each rank reads its own shards.
         teacher_parts: those of such a teacher.
+        writer_copy: takes the student's weights to write with, in on-policy runs, once `build_module` has made it.
     """
 
     model: nn.Module
@@ -81,11 +86,13 @@ class Components:
     tokenizer: Any
     splits: Splits
     identity: dict[str, Any]
+    shared_ids: int = 0
     layout: StudentLayout = field(default_factory=StudentLayout)
     teacher_vocabulary: int = 0
     mesh: DeviceMesh | None = None
     parts: Iterator[Part] | None = None
     teacher_parts: Iterator[Part] | None = None
+    writer_copy: GatheredStudent | None = None
 
     @property
     def pad_id(self) -> int:
@@ -133,8 +140,12 @@ def build_components(config: Config, log: Log, directory: Path, device: torch.de
         "global batch (sequences)": config.global_batch_sequences,
         SETTINGS: settings_of(config),
     }
+    if student_writes(config):
+        splits = replace(splits, train=on_policy_dataset(config, splits.train, log))
+        identity["on_policy"] = asdict(config.on_policy)
     return Components(
-        model, teacher_head, teacher_backbone, tokenizer, splits, identity, layout, teacher_vocabulary,
+        model, teacher_head, teacher_backbone, tokenizer, splits, identity, min(shared, *sizes), layout,
+        teacher_vocabulary,
         parts=parts, teacher_parts=teacher_parts,
     )  # fmt: skip
 
@@ -227,6 +238,8 @@ def build_module(
     head = components.teacher_head
     bias = None if head.bias is None else head.bias.to(device)
     set_attention(components.model, config.student.attention, "student.attention")
+    if student_writes(config):
+        components.writer_copy = GatheredStudent(components.model, DTYPES[student_dtype(config, device.type)])
     router = router_loss_of(components.model, config.student.router_aux_weight)
     if router is not None:
         log(f"student.router_aux_weight={router.weight:g}: the load-balancing loss of {router.experts} experts a layer")

@@ -146,8 +146,18 @@ class Checkpointer:
         self._error: BaseException | None = None
         self.started_step: int | None = None
 
-    def save(self, module: nn.Module, optimizer: torch.optim.Optimizer, step: int, identity: dict[str, Any]) -> None:
+    def save(
+        self,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        step: int,
+        identity: dict[str, Any],
+        texts: dict[str, str] | None = None,
+    ) -> None:
         """Start writing the checkpoint after `step`; waits for the previous one first.
+
+        Args:
+            texts: files beside the tensors, by name; rank 0 writes its own.
 
         Raises:
             RunError: when the previous one, or the start of this one, failed.
@@ -162,6 +172,8 @@ class Checkpointer:
                 self.root.mkdir(parents=True, exist_ok=True)
                 shutil.rmtree(aside, ignore_errors=True)
                 aside.mkdir()
+                for name, text in (texts or {}).items():
+                    files.write_text(aside / name, text)
             fault_point("ckpt_open")
         except OSError as failure:
             error = failure

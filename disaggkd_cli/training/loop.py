@@ -14,6 +14,7 @@ from disaggkd_cli.config import Config
 from disaggkd_cli.errors import RunError, SavedAndResumable
 from disaggkd_cli.faults import fault_point
 from disaggkd_cli.models import head_of
+from disaggkd_cli.on_policy.writer import StudentWriter
 from disaggkd_cli.training.checkpoint import Checkpointer
 from disaggkd_cli.training.evaluation import doubts_about_teacher, evaluate
 from disaggkd_cli.training.fixed_prompts import FixedPrompts
@@ -44,6 +45,7 @@ class Training:
         metrics: None on ranks other than 0.
         evaluated: called with the step and the figures of each evaluation.
         samples: what both models write to fixed prompts at each evaluation; None: nothing.
+        writer: who writes the texts of an on-policy run; None in others.
         done: optimizer steps done so far.
         stalled_seconds, trained_seconds: of the steps since the last advice about the bottleneck.
         advice: what that was.
@@ -62,6 +64,7 @@ class Training:
     metrics: MetricsLog | None
     evaluated: Callable[[int, dict[str, float]], None]
     samples: FixedPrompts | None = None
+    writer: StudentWriter | None = None
     done: int = 0
     stalled_seconds: float = 0.0
     trained_seconds: float = 0.0
@@ -103,6 +106,9 @@ def _step(run: Training) -> str | None:
     """Do one optimizer step; return why to stop now, or None."""
     config, step = run.config, run.done
     started = time.monotonic()
+    if run.writer is not None:
+        run.writer.write_due(run.module.model, step)
+        fault_point("after_writing")
     # Dropout, where a model has it, is drawn anew from the step, so that a resumed run draws the same.
     torch.manual_seed(_mixed_seed(config.seed, step, run.plan.rank))
     names = _figures(run)
@@ -136,7 +142,8 @@ def _step(run: Training) -> str | None:
 
 def _figures(run: Training) -> tuple[str, ...]:
     """Return the names of the loss's figures that a step's line has."""
-    return _PARTS if run.module.router is None else (*_PARTS, "router_aux")
+    router = () if run.module.router is None else ("router_aux",)
+    return (*_PARTS, *router, *(() if run.writer is None else ("written_kd",)))
 
 
 def _record(
@@ -171,6 +178,8 @@ def _record(
         "received_bytes": int(received),
         "peak_memory_bytes": int(memory),
     }
+    if run.writer is not None:
+        line |= run.writer.figures(run.done - 1, values["kd"], line.pop("written_kd"), supervised_rows)
     if figures.teachers:
         line["teachers"] = figures.teachers
         if run.metrics is not None and (idle := stage_idle_shares(run.config)):
@@ -253,7 +262,8 @@ def _save(run: Training, *, wait: bool) -> None:
         _tolerate(run, error)
     try:
         if run.checkpointer.started_step != run.done:
-            run.checkpointer.save(run.module, run.optimizer, run.done, run.identity)
+            texts = None if run.writer is None else run.writer.checkpoint(run.done)
+            run.checkpointer.save(run.module, run.optimizer, run.done, run.identity, texts)
         if wait:
             run.checkpointer.wait()
     except RunError as error:

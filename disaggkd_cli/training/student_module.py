@@ -43,10 +43,12 @@ class StudentOutput(LossOutput):
             asked for. Detached.
         router_aux: the load-balancing loss of the routers, without its weight, divided by the micro-batches of the
             step over all ranks; zero without one. Detached.
+        written_kd: the part of `kd` that stands in what the student wrote; zero without such rows. Detached.
     """
 
     teacher_ce: Tensor
     router_aux: Tensor
+    written_kd: Tensor
 
 
 class StudentModule(nn.Module):
@@ -123,11 +125,34 @@ class StudentModule(nn.Module):
             vocabulary.end()
             return self._with_router(out.loss, vocabulary.own_share(_output(out, teacher)), share)
         function = fused_kd_loss if self.loss.implementation == "fused" else reference_kd_loss
+        if batch.written:
+            out = self._by_writer(function, rows, teacher_hidden, batch, arguments)
+            return self._with_router(out.loss, out, share)
         out = function(
             rows, head_of(self.model), teacher_hidden, teacher_head, batch.row_labels, **arguments, supervised="all"
         )
         teacher = self._teacher_ce(teacher_hidden, batch.row_labels, arguments) if evaluation else None
         return self._with_router(out.loss, _output(out, teacher), share)
+
+    def _by_writer(
+        self, function: Any, rows: Tensor, teacher_hidden: Tensor, batch: MicroBatch, arguments: dict[str, Any]
+    ) -> StudentOutput:
+        """Return the loss over rows of data and rows that the student wrote: one normaliser, but cross-entropy counts
+        on rows of data only, since the student's own words are no labels."""
+        head, parts = head_of(self.model), []
+        for which, written in ((batch.given_rows, False), (batch.written_rows, True)):
+            if not len(which) and (written or len(batch.written_rows)):
+                continue
+            chosen = arguments | {"ce_weight": 0.0} if written else arguments
+            out = function(
+                rows[which], head, teacher_hidden[which], self.teacher_head, batch.row_labels[which], **chosen,
+                supervised="all",
+            )  # fmt: skip
+            out = _output(out, None)
+            if written:
+                out = replace(out, ce=torch.zeros_like(out.ce), written_kd=out.kd)
+            parts.append(out)
+        return StudentOutput(**{name: sum(vars(part)[name] for part in parts) for name in vars(parts[0])})
 
     def _next_ids(self, batch: MicroBatch) -> Tensor:
         states = hidden_states(backbone_of(self.model), batch.input_ids, batch.position_ids)
@@ -167,7 +192,7 @@ class StudentModule(nn.Module):
             "beta": loss.beta,
             "kd_weight": loss.kd_weight,
             "ce_weight": loss.ce_weight,
-            "num_tokens": num_tokens,
+            "num_tokens": max(1, num_tokens),  # a step in which nothing counts has a loss of 0
         }
         if evaluation:
             arguments |= {"kd_weight": 1.0, "ce_weight": 1.0}
@@ -178,7 +203,9 @@ class StudentModule(nn.Module):
 
 def _output(out: LossOutput, teacher_ce: Tensor | None) -> StudentOutput:
     zero = torch.zeros_like(out.ce)
-    return StudentOutput(**vars(out), teacher_ce=zero if teacher_ce is None else teacher_ce, router_aux=zero)
+    return StudentOutput(
+        **vars(out), teacher_ce=zero if teacher_ce is None else teacher_ce, router_aux=zero, written_kd=zero
+    )
 
 
 def freeze(model: nn.Module, patterns: list[str]) -> list[str]:

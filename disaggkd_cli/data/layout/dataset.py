@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +82,28 @@ class TokenizedDataset:
         end = int(self.sequence_ends[index])
         lengths = self.document_lengths[self.documents_before[index] : self.documents_before[index + 1]]
         return Sequence(self.input_ids[start:end], self.labels[start:end], tuple(lengths.tolist()))
+
+    def select(self, which: np.ndarray) -> TokenizedDataset:
+        """Some of the sequences, [M] ascending indices, copied; the fingerprint names them."""
+        lengths, pieces = self.lengths, np.diff(self.documents_before)
+        tokens, documents = np.zeros(len(self), bool), np.zeros(len(self), bool)
+        tokens[which] = documents[which] = True
+        in_tokens, in_documents = np.repeat(tokens, lengths), np.repeat(documents, pieces)
+        source = np.repeat(np.arange(len(self.source_sizes)), self.source_sizes)[which] if self.source_sizes else which
+        digest = hashlib.sha256(self.fingerprint.encode() + np.ascontiguousarray(which, "<i8").tobytes())
+        return replace(
+            self,
+            input_ids=self.input_ids[in_tokens],
+            labels=self.labels[in_tokens],
+            sequence_ends=np.cumsum(lengths[which]),
+            document_lengths=self.document_lengths[in_documents],
+            documents_before=np.concatenate([[0], np.cumsum(pieces[which])]),
+            supervised_counts=self.supervised_counts[which],
+            fingerprint=digest.hexdigest(),
+            source_sizes=tuple(np.bincount(source, minlength=len(self.source_sizes)).tolist())
+            if self.source_sizes
+            else (),
+        )
 
     def verify(self, check: Callable[[np.ndarray, np.ndarray], Any]) -> None:
         """Call `check` with all token ids and labels; it raises where they may not be used."""

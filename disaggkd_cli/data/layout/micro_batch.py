@@ -81,6 +81,22 @@ class MicroBatch:
         return self.labels.reshape(-1)[self.rows]
 
     @cached_property
+    def written_rows(self) -> Tensor:
+        """[W] int64: which of `rows`, by their number, stand in what the student wrote."""
+        return torch.nonzero(self._is_written).reshape(-1)
+
+    @cached_property
+    def given_rows(self) -> Tensor:
+        """[R - W] int64: which of `rows`, by their number, stand in the data's own sequences."""
+        return torch.nonzero(~self._is_written).reshape(-1)
+
+    @property
+    def _is_written(self) -> Tensor:
+        if not self.written:
+            return torch.zeros(len(self.rows), dtype=torch.bool)
+        return torch.tensor(self.written)[self.rows.cpu() // self.input_ids.shape[1]]
+
+    @cached_property
     def largest_label(self) -> int:
         """The largest id among `row_labels`, -1 without any."""
         return int(self.row_labels.max()) if len(self.rows) else -1
@@ -104,7 +120,8 @@ class MicroBatch:
         device = torch.device(device)
         if device == self.input_ids.device:
             return self
-        names = ("input_ids", "labels", "position_ids", "rows", "row_labels")
+        names = ["input_ids", "labels", "position_ids", "rows", "row_labels"]
+        names += ["written_rows", "given_rows"] if self.written else []
         tensors = [getattr(self, name) for name in names]
         flat = _sent(torch.cat([tensor.reshape(-1) for tensor in tensors]), device)
         parts = flat.split([tensor.numel() for tensor in tensors])

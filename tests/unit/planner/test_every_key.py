@@ -59,6 +59,7 @@ CHANGES = {
     "transport.backend": "gloo",
     "transport.links_per_rank": ("teacher.replicas=16", "transport.links_per_rank=8"),
     "launch.device": "cpu",
+    "on_policy.fraction": "0.5",
     "hardware.gpu": "A100-80-SXM",
     "hardware.gpus_per_node": "4",
     "hardware.nic_gbps": "25",

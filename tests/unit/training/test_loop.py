@@ -19,7 +19,7 @@ class Shelf:
         self.pending = None
         self.written = []
 
-    def save(self, module, optimizer, step, identity) -> None:
+    def save(self, module, optimizer, step, identity, texts) -> None:
         self.wait()
         self.started_step = self.pending = step
 
@@ -39,7 +39,14 @@ def run_of(policy: str, shelf: Shelf):
     said: list[str] = []
     progress = SimpleNamespace(log=said.append)
     return SimpleNamespace(
-        config=config, checkpointer=shelf, progress=progress, module=None, optimizer=None, identity={}, done=0
+        config=config,
+        checkpointer=shelf,
+        progress=progress,
+        module=None,
+        optimizer=None,
+        identity={},
+        writer=None,
+        done=0,
     ), said
 
 
@@ -140,7 +147,7 @@ def test_a_step_stalls_for_all_of_its_micro_batches(monkeypatch):
     monkeypatch.setattr(loop, "_take_together", take)
     monkeypatch.setattr(loop, "_record", lambda run, *figures: recorded.append(figures))
     run = SimpleNamespace(
-        config=config, done=0, plan=SimpleNamespace(rank=0), module=Module(), device="cpu",
+        config=config, done=0, writer=None, plan=SimpleNamespace(rank=0), module=Module(), device="cpu",
         optimizer=torch.optim.SGD([weight], lr=0.1),
     )  # fmt: skip
     loop._step(run)

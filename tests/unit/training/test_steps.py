@@ -64,7 +64,8 @@ def run_of(source, lines):
     optimizer = torch.optim.SGD(student.parameters(), lr=9.0)
     return SimpleNamespace(
         config=config, module=student, optimizer=optimizer, source=source, plan=SimpleNamespace(rank=0), done=0,
-        device=torch.device("cpu"), signals=SimpleNamespace(received=None), stalled_seconds=0.0, trained_seconds=0.0,
+        device=torch.device("cpu"), signals=SimpleNamespace(received=None), writer=None,
+        stalled_seconds=0.0, trained_seconds=0.0,
         progress=SimpleNamespace(step=lambda *_: None, log=lambda *_: None), advice="",
         metrics=SimpleNamespace(write=lambda step, line: lines.append((step, line))),
     )  # fmt: skip
