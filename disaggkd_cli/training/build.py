@@ -138,11 +138,11 @@ def build_components(config: Config, log: Log, directory: Path, device: torch.de
         "teacher": model_fingerprint(source),
         "seed": config.seed,
         "global batch (sequences)": config.global_batch_sequences,
+        "on_policy": asdict(config.on_policy) if student_writes(config) else None,
         SETTINGS: settings_of(config),
     }
     if student_writes(config):
         splits = replace(splits, train=on_policy_dataset(config, splits.train, log))
-        identity["on_policy"] = asdict(config.on_policy)
     return Components(
         model, teacher_head, teacher_backbone, tokenizer, splits, identity, min(shared, *sizes), layout,
         teacher_vocabulary,

@@ -56,6 +56,7 @@ MEANINGS: dict[str, str] = {
     "launch": NOTHING,
     "launch.threads": BITS,
     "launch.device": BITS,
+    "on_policy": BY_CONTENT,
     "export": NOTHING,
     "log": NOTHING,
     "hardware": NOTHING,
