@@ -21,6 +21,7 @@ from disaggkd_cli.training.fixed_prompts import FixedPrompts
 from disaggkd_cli.training.layout import waiting_for
 from disaggkd_cli.training.metrics import MetricsLog
 from disaggkd_cli.training.optimizer import clip_gradients, set_learning_rate
+from disaggkd_cli.training.own_continuations import OWN_KD, evaluate_own_continuations
 from disaggkd_cli.training.process import StopSignals, peak_memory_bytes
 from disaggkd_cli.training.progress import RunProgress
 from disaggkd_cli.training.schedule import WorkPlan, learning_rate
@@ -238,12 +239,17 @@ def _evaluate(run: Training) -> None:
         received = torch.tensor([run.source.figures().received_bytes], dtype=torch.float64)
         dist.all_reduce(received)
         figures["eval_received_bytes"] = int(received.item())
+        if run.writer is not None:
+            figures |= evaluate_own_continuations(
+                run.module, run.source, run.writer, run.plan.evaluation, run.config.data.sequence_length
+            )
     if run.metrics is not None:
         run.metrics.write(run.done, figures)
     run.progress.log(
         f"after step {run.done}: held-out perplexity {figures['eval_perplexity']:,.1f} (the teacher's "
         f"{figures['eval_teacher_perplexity']:,.1f}), KD loss {figures['eval_kd']:.4f}, agreement "
         f"{figures['eval_top1_agreement']:.1%}"
+        + (f", KD loss on its own texts {figures[OWN_KD]:.4f}" if OWN_KD in figures else "")
     )
     if run.done == 0:
         for doubt in doubts_about_teacher(figures, head_of(run.module.model).weight.shape[0]):

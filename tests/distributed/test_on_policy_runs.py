@@ -27,6 +27,13 @@ def test_the_metrics_say_what_was_written(undisturbed):
         assert min(line["data_kd"], line["on_policy_kd"]) <= line["kd"] <= max(line["data_kd"], line["on_policy_kd"])
 
 
+def test_evaluations_judge_the_students_own_continuations(undisturbed):
+    lines = [line for line in metrics(undisturbed) if "eval_kd" in line]
+    assert [line["step"] for line in lines] == [0, 10]
+    for line in lines:
+        assert line["eval_on_policy_kd"] > 0 and 1 <= line["eval_completion_tokens_mean"] <= 16
+
+
 def test_five_steps_and_five_are_ten(config, undisturbed, tmp_path):
     run = tmp_path / "run"
     code, output = disaggkd("run", str(config), f"run_dir={run}", *SHORT, *WRITES, "train.stop_at=5")
@@ -71,3 +78,4 @@ def test_a_student_that_is_its_teacher_has_nothing_to_learn(config, tmp_path):
         config, tmp_path / "run", *arguments, "on_policy.fraction=1.0", *WRITES[1:], "train.learning_rate=0.0"
     )
     assert losses(run) == pytest.approx([0.0, 0.0], abs=1e-6)
+    assert metrics(run)[0]["eval_on_policy_kd"] == pytest.approx(0.0, abs=1e-6)
