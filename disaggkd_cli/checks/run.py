@@ -19,11 +19,13 @@ from disaggkd_cli.checks.heads import check_student_head, check_teacher_head
 from disaggkd_cli.checks.loss import check_fused, check_zero
 from disaggkd_cli.checks.memory import check_memory
 from disaggkd_cli.checks.result import FAIL, CheckResult
+from disaggkd_cli.checks.sampling import check_sampling
 from disaggkd_cli.checks.subject import Subject, load_subject
 from disaggkd_cli.checks.teacher import check_teacher
 from disaggkd_cli.checks.texts import check_labels, check_masks, check_vocabulary
 from disaggkd_cli.checks.wire import check_remote
 from disaggkd_cli.config import Config
+from disaggkd_cli.config.on_policy import student_writes
 from disaggkd_cli.errors import DisaggkdError, UserError
 from disaggkd_cli.launch import STUDENT, Place, settle_interfaces, threads_for
 from disaggkd_cli.transport import open_store
@@ -44,7 +46,8 @@ CHECKS: dict[str, Callable[..., CheckResult]] = {
     "plan's memory": check_memory,
     "checkpoint": check_checkpoint,
 }
-"""By name, in the order in which they run. The last one changes the student."""
+"""By name, in the order in which they run. The last one changes the student. Beside them, where the student writes,
+`sampling`."""
 
 _GROUP_SECONDS = 120
 
@@ -61,9 +64,10 @@ def run_checks(
     Raises:
         UserError: the config's models or texts cannot be read at all, or `only` names no check.
     """
-    unknown = sorted(set(only or []) - set(CHECKS))
+    checks = {"sampling": check_sampling, **CHECKS} if student_writes(config) else CHECKS
+    unknown = sorted(set(only or []) - set(checks))
     if unknown:
-        raise UserError(f"--only: {', '.join(unknown)} is no check; there are {', '.join(CHECKS)}")
+        raise UserError(f"--only: {', '.join(unknown)} is no check; there are {', '.join(checks)}")
     place = Place(STUDENT, endpoint="127.0.0.1:0", hosts_store=True)
     settle_interfaces(config, place)
     threads = torch.get_num_threads()
@@ -71,7 +75,7 @@ def run_checks(
     transformers.utils.logging.disable_progress_bar()
     try:
         subject = load_subject(config, _device(config), log)
-        return [_run(name, subject, log) for name in CHECKS if only is None or name in only]
+        return [_run(name, checks[name], subject, log) for name in checks if only is None or name in only]
     finally:
         torch.set_num_threads(threads)
 
@@ -82,11 +86,11 @@ def _device(config: Config) -> torch.device:
     return torch.device("cuda" if config.launch.device != "cpu" and torch.cuda.is_available() else "cpu")
 
 
-def _run(name: str, subject: Subject, log: Callable[[str], None]) -> CheckResult:
+def _run(name: str, check: Callable[..., CheckResult], subject: Subject, log: Callable[[str], None]) -> CheckResult:
     log(f"checking: {name}")
     started = time.monotonic()
     try:
-        result = _call(name, subject)
+        result = _call(check, subject)
     except DisaggkdError as error:
         result = CheckResult(FAIL, "", str(error))
     except Exception as error:
@@ -97,8 +101,7 @@ def _run(name: str, subject: Subject, log: Callable[[str], None]) -> CheckResult
     return dataclasses.replace(result, name=name, seconds=time.monotonic() - started)
 
 
-def _call(name: str, subject: Subject) -> CheckResult:
-    function = CHECKS[name]
+def _call(function: Callable[..., CheckResult], subject: Subject) -> CheckResult:
     if function not in (check_remote, check_checkpoint):
         return function(subject)
     store = open_store("127.0.0.1:0", host_it=True)

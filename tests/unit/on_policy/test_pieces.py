@@ -164,7 +164,7 @@ def written(model, numbers, prompts=PROMPTS, ends=frozenset({2, 3, 4})):
     return generate(model, prompts, numbers, Sampler(1.0, 1.0, 0, VOCABULARY), ends, 2, CPU)
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2", "gpt2", "qwen3_moe"])
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2", "qwen3_moe", "falcon_h1", "qwen3_next"])
 def test_a_batch_of_four_writes_what_four_of_one_write(family):
     model = tiny_model(family)
     numbers = np.stack([uniforms(3, "train", place, 0, 24) for place in range(4)])
