@@ -61,6 +61,7 @@ def reached(run_dir, step):
     return (run_dir / "metrics.jsonl").exists() and len(metrics(run_dir)) >= step
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_one_job_saves_in_time_and_is_requeued(cluster, config, folder, port):
     run_dir = folder / "one job"
