@@ -14,7 +14,9 @@ from disaggkd_cli.on_policy.prompts import prompt_of
 from disaggkd_cli.on_policy.sampling import Sampler, draw
 from disaggkd_cli.on_policy.uniforms import uniforms
 
-_DRAWS = 20_000
+_MOST_DRAWS, _FEWEST_DRAWS = 20_000, 1_000
+_DRAWN_PROBABILITIES = 2**27
+"""Draws times vocabulary, about: a few seconds of one core."""
 _TOO_FAR = 5.5
 """Standard errors; among 100,000 ids a sound sampler exceeds it once in some hundred runs at most."""
 _WRITTEN = 8
@@ -23,19 +25,20 @@ _ROUNDING = 1e-3
 
 @torch.no_grad()
 def check_sampling(subject: Subject) -> CheckResult:
-    """Draw 20,000 times after a real prompt, and write a few tokens with and without a cache."""
+    """Draw often after a real prompt, and write a few tokens with and without a cache."""
     section, model = subject.config.on_policy, subject.student
     sizes = (len(head_of(model).weight), len(subject.teacher_head.weight))
     ids = min(compare_vocabularies(subject.teacher_tokenizer, subject.tokenizer), *sizes)
     sampler = Sampler(section.temperature, section.top_p, section.top_k, ids)
     prompt = prompt_of(subject.sequences[0], section.prompt_tokens).tolist()
     wanted = sampler.probabilities(_logits(subject, prompt))
-    numbers = uniforms(subject.config.seed, "check", 0, 0, _DRAWS)
+    draws = min(_MOST_DRAWS, max(_FEWEST_DRAWS, _DRAWN_PROBABILITIES // wanted.shape[1]))
+    numbers = uniforms(subject.config.seed, "check", 0, 0, draws)
     drawn = _draw_in_parts(wanted.cpu(), numbers)
-    share = torch.bincount(drawn, minlength=wanted.shape[1]).double() / _DRAWS
+    share = torch.bincount(drawn, minlength=wanted.shape[1]).double() / draws
     expected = wanted[0].cpu()
-    likely = expected * _DRAWS >= 10  # rarer ids do not follow a normal law
-    error = (share - expected).abs() / (expected * (1 - expected) / _DRAWS).sqrt().clamp_min(1e-12)
+    likely = expected * draws >= 10  # rarer ids do not follow a normal law
+    error = (share - expected).abs() / (expected * (1 - expected) / draws).sqrt().clamp_min(1e-12)
     furthest = float(error[likely].max()) if likely.any() else 0.0
     forbidden = int((drawn >= ids).sum() + (expected[drawn] == 0).sum())
     texts = np.asarray([uniforms(subject.config.seed, "check", 1, 0, _WRITTEN)])
@@ -45,7 +48,7 @@ def check_sampling(subject: Subject) -> CheckResult:
     return judge(
         furthest < _TOO_FAR and not forbidden and off is None,
         f"{furthest:.1f} standard errors",
-        f"{_DRAWS:,} draws after {len(prompt)} real tokens, against the softmax after temperature, top_k and top_p; "
+        f"{draws:,} draws after {len(prompt)} real tokens, against the softmax after temperature, top_k and top_p; "
         f"{len(text.ids)} tokens written with a cache, compared with whole forwards",
         f"{forbidden} draws are of ids that must not come; the cache and a whole forward part at token {off}; the "
         "student would learn from words that are not its own",
