@@ -5,6 +5,7 @@ The ranks start once and prove everything in turn; what each proof found is a te
 
 from __future__ import annotations
 
+import functools
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
@@ -200,20 +201,23 @@ def _prove_all(rank: int, ranks: int, proofs: str, folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def found(request, tmp_path_factory):
-    """A folder with what each rank of two found, proof by proof."""
-    folder = tmp_path_factory.mktemp("layouts")
-    spawn(_prove_all, (2, request.param, folder), 2)
-    return folder
+def found(tmp_path_factory):
+    """Returns, by group of proofs, a folder with what each rank of two found, proof by proof; each starts once."""
+
+    @functools.cache
+    def found_by(group: str) -> Path:
+        folder = tmp_path_factory.mktemp("layouts")
+        spawn(_prove_all, (2, group, folder), 2)
+        return folder
+
+    return found_by
 
 
 @pytest.mark.timeout(200)
-@pytest.mark.parametrize(
-    ("found", "name"), [(group, name) for group, proofs in PROOFS.items() for name in proofs], indirect=["found"]
-)
-def test_two_ranks(found, name):
+@pytest.mark.parametrize(("group", "name"), [(group, name) for group, proofs in PROOFS.items() for name in proofs])
+def test_two_ranks(group, name, found):
     for rank in range(2):
-        assert (found / f"{name}.{rank}").read_text() == "proved"
+        assert (found(group) / f"{name}.{rank}").read_text() == "proved"
 
 
 @pytest.mark.slow
