@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import traceback
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +13,7 @@ from disaggkd_cli import __version__
 from disaggkd_cli.bench.commands import bench_app
 from disaggkd_cli.errors import DisaggkdError
 from disaggkd_cli.gpus import prepare_allocator
+from disaggkd_cli.verbosity import command, is_verbose, say
 
 app = typer.Typer(
     name="disaggkd",
@@ -26,43 +28,57 @@ app.add_typer(bench_app, name="bench")
 ConfigPath = Annotated[str, typer.Argument(metavar="CONFIG", help="YAML file that describes the run.")]
 
 
-def _complete_override(incomplete: str) -> list[tuple[str, str]]:
-    from disaggkd_cli.config.reference import complete
+def _complete_override(args: list[str], incomplete: str) -> list[tuple[str, str]]:
+    from disaggkd_cli.config.reference import complete, complete_value
 
+    # Bash takes KEY=VALUE apart at the sign, and replaces what stands behind it.
+    if incomplete == "=" and args:
+        return complete_value(args[-1], "")
+    if len(args) > 1 and args[-1] == "=":
+        return complete_value(args[-2], incomplete)
     return complete(incomplete)
 
 
 def _complete_key(incomplete: str) -> list[tuple[str, str]]:
-    return [(name.rstrip("="), text) for name, text in _complete_override(incomplete)]
+    from disaggkd_cli.config.reference import complete
+
+    return [(name.rstrip("="), text) for name, text in complete(incomplete)]
 
 
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[KEY=VALUE]...",
+        metavar="KEY=VALUE",
         help="Dotted overrides, such as train.steps=20.",
         autocompletion=_complete_override,
     ),
 ]
-PrintConfig = Annotated[bool, typer.Option("--print-config", help="Print the resolved config as YAML and stop.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything, print the ranks and roles, and stop.")]
+PrintConfig = Annotated[
+    bool, typer.Option("--print-config", metavar="", help="Print the config with every default and stop.")
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", metavar="", help="Check, print ranks and roles, and stop.")]
 Resume = Annotated[
     str, typer.Option(metavar="auto|never|PATH", help="Go on from the newest valid checkpoint, or from this one.")
 ]
 Restarts = Annotated[int, typer.Option(min=0, help="How often the student, and each teacher, may be started again.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Delete the run in run_dir first; asks on a terminal.")]
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", metavar="", help="Delete the run in run_dir (asks on a terminal).")
+]
+
+
+_ONLY = "Run this check only; repeatable. All but `fused loss`, `gradients` and `checkpoint` take seconds."
 
 
 @app.callback(invoke_without_command=True)
 def _main(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False,
+    version: Annotated[bool, typer.Option("--version", metavar="", help="Print the version and stop.")] = False,
 ) -> None:
     if version:
         print(__version__)
         raise typer.Exit
 
 
-@app.command()
+@command(app)
 def run(
     config: ConfigPath,
     overrides: Overrides = None,
@@ -78,7 +94,7 @@ def run(
     raise typer.Exit(run_job("run", config, overrides or [], resume, restarts, print_config, dry_run, overwrite))
 
 
-@app.command()
+@command(app)
 def student(
     config: ConfigPath,
     overrides: Overrides = None,
@@ -94,7 +110,7 @@ def student(
     raise typer.Exit(run_job("student", config, overrides or [], resume, restarts, print_config, dry_run, overwrite))
 
 
-@app.command()
+@command(app)
 def teacher(
     config: ConfigPath,
     overrides: Overrides = None,
@@ -112,11 +128,11 @@ def teacher(
     raise typer.Exit(run_job("teacher", config, overrides or [], "never", 0, print_config, dry_run))
 
 
-@app.command()
+@command(app)
 def plan(
     config: ConfigPath,
     overrides: Overrides = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", metavar="", help="Print everything as JSON.")] = False,
     html: Annotated[str | None, typer.Option(metavar="FILE", help="Also write a self-contained page.")] = None,
     explain: Annotated[str | None, typer.Option(metavar="TERM", help="A figure's formula; `all` lists them.")] = None,
     gpus: Annotated[int | None, typer.Option(help="Divide so many GPUs as well as possible.")] = None,
@@ -124,8 +140,8 @@ def plan(
     sweep: Annotated[
         list[str] | None, typer.Option(metavar="KEY=A,B", help="Plan each value (or FIRST:LAST:xFACTOR); repeatable.")
     ] = None,
-    simulate: Annotated[bool, typer.Option("--simulate", help="Simulate every rank, slow ones too.")] = False,
-    verify: Annotated[bool, typer.Option("--verify", help="Trace a step on fake tensors and compare.")] = False,
+    simulate: Annotated[bool, typer.Option("--simulate", metavar="", help="Simulate each rank.")] = False,
+    verify: Annotated[bool, typer.Option("--verify", metavar="", help="Trace a step and compare.")] = False,
     measure: Annotated[str | None, typer.Option(metavar="RUN_DIR", help="Compare with a finished run.")] = None,
     calibrate: Annotated[str | None, typer.Option(metavar="RUN_DIR", help="Fit efficiencies to a run.")] = None,
     output: Annotated[str | None, typer.Option(metavar="FILE", help="Where --calibrate writes.")] = None,
@@ -140,12 +156,12 @@ def plan(
     raise typer.Exit(plan_command(load(config, overrides or []), options))
 
 
-@app.command()
+@command(app)
 def check(
     config: ConfigPath,
     overrides: Overrides = None,
-    only: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Run this check only; repeatable.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
+    only: Annotated[list[str] | None, typer.Option(metavar="NAME", help=_ONLY)] = None,
+    as_json: Annotated[bool, typer.Option("--json", metavar="", help="Print the results as JSON.")] = False,
 ) -> None:
     """Prove on this config that loss, heads, vocabulary, masks and wire are right. Exits 1 when a check fails."""
     from disaggkd_cli.checks.command import check_command
@@ -153,7 +169,7 @@ def check(
     raise typer.Exit(check_command(config, overrides or [], only, as_json))
 
 
-@app.command()
+@command(app)
 def report(
     run_dirs: Annotated[list[str], typer.Argument(metavar="RUN_DIR", help="Directories of runs, going or done.")],
     output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="The page.")] = "report.html",
@@ -164,7 +180,7 @@ def report(
     raise typer.Exit(report_command(run_dirs, output))
 
 
-@app.command()
+@command(app)
 def export(
     run_dir: Annotated[str, typer.Argument(metavar="RUN_DIR", help="Directory of a run.")],
     step: Annotated[int | None, typer.Option(help="Of which checkpoint; the newest valid one without.")] = None,
@@ -177,11 +193,11 @@ def export(
     export_command(run_dir, step, dtype, output)
 
 
-@app.command()
+@command(app)
 def init(
-    recipe: Annotated[str | None, typer.Argument(metavar="[RECIPE]", help="Which one; --list names them.")] = None,
+    recipe: Annotated[str | None, typer.Argument(metavar="RECIPE", help="Which one; --list names them.")] = None,
     output: Annotated[str | None, typer.Option("--output", "-o", metavar="FILE", help="Default: RECIPE.yaml.")] = None,
-    list_them: Annotated[bool, typer.Option("--list", help="List the recipes and stop.")] = False,
+    list_them: Annotated[bool, typer.Option("--list", metavar="", help="List the recipes and stop.")] = False,
 ) -> None:
     """Write a commented config to start from."""
     from disaggkd_cli.recipes import recipes, write_recipe
@@ -194,10 +210,10 @@ def init(
         return
     target = Path(output or f"{recipe}.yaml")
     write_recipe(recipe, target)
-    print(f"{target}: edit it, then `disaggkd run {target} --dry-run` and `disaggkd check {target}`")
+    say(f"{target}: edit it, then `disaggkd run {target} --dry-run` and `disaggkd check {target}`")
 
 
-@app.command()
+@command(app)
 def explain(
     key: Annotated[
         str,
@@ -210,7 +226,7 @@ def explain(
     print(explain_key(key.rstrip(".=")))
 
 
-@app.command()
+@command(app)
 def env() -> None:
     """Versions, machine and devices, to put into a report of a fault."""
     from disaggkd_cli.environment import describe
@@ -227,5 +243,7 @@ def main() -> None:
     try:
         app()
     except DisaggkdError as error:
+        if is_verbose():
+            traceback.print_exc()
         print(f"disaggkd: {error}", file=sys.stderr)
         sys.exit(error.exit_code)

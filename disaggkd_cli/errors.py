@@ -29,3 +29,9 @@ class SavedAndResumable(DisaggkdError):
     """The run stopped early, but its state is saved and `--resume auto` goes on from it."""
 
     exit_code = 75
+
+
+class StoppedByHand(DisaggkdError):
+    """A person pressed Ctrl-C where there was nothing to save."""
+
+    exit_code = 130

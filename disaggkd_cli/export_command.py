@@ -27,10 +27,11 @@ from disaggkd_cli.training.layer_choice import recorded_layers
 from disaggkd_cli.training.publish import card_of
 from disaggkd_cli.training.run_directory import EXPORTS_OF_STEPS, RunDirectory
 from disaggkd_cli.training.settings import SETTINGS
+from disaggkd_cli.verbosity import say
 
 
 def export_command(
-    run_dir: str, step: int | None, dtype: str | None, output: str | None, log: Callable[[str], None] = print
+    run_dir: str, step: int | None, dtype: str | None, output: str | None, log: Callable[[str], None] = say
 ) -> Path:
     """Write the checkpoint of `step` (by default the newest valid one) as a model directory and return where.
 

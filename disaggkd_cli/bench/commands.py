@@ -9,21 +9,23 @@ from typing import Annotated
 
 import typer
 
+from disaggkd_cli.verbosity import command
+
 bench_app = typer.Typer(
     help="Measured figures against full logits, installed peers and what the machine can do.", no_args_is_help=True
 )
 
 _HEAD_HELP = "A ready shape, for a GPU: `reference` is V = 248320, H_s = 4096, H_t = 2048, 8192 rows, bf16."
-AsJson = Annotated[bool, typer.Option("--json", help="Print the measurements as JSON.")]
+AsJson = Annotated[bool, typer.Option("--json", metavar="", help="Print the measurements as JSON.")]
 
 ResultsDirectory = Annotated[
     str | None,
     typer.Option("--results", metavar="DIR", help="Where measurements are kept; default: beside the run_dir."),
 ]
-Fresh = Annotated[bool, typer.Option("--fresh", help="Begin anew; else a bench that was cut off goes on.")]
+Fresh = Annotated[bool, typer.Option("--fresh", metavar="", help="Begin anew; else a bench that was cut off goes on.")]
 
 
-@bench_app.command()
+@command(bench_app)
 def loss(
     head: Annotated[str | None, typer.Option(help=_HEAD_HELP)] = None,
     rows: Annotated[int | None, typer.Option(min=1, help="Token positions; 2048.")] = None,
@@ -34,7 +36,7 @@ def loss(
     dtype: Annotated[list[str] | None, typer.Option(help="float32 or bfloat16; may be repeated.")] = None,
     budget: Annotated[list[str] | None, typer.Option(help="Memory budget of the fused loss; may be repeated.")] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Turns of each; the best counts.")] = 3,
-    peers: Annotated[bool, typer.Option(help="Measure other projects' losses where they are installed.")] = True,
+    peers: Annotated[bool, typer.Option(metavar="", help="Measure installed peers' losses too.")] = True,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     seed: Annotated[int, typer.Option(help="Of the random inputs.")] = 0,
     as_json: AsJson = False,
@@ -65,7 +67,7 @@ def loss(
         print_table(result)
 
 
-@bench_app.command()
+@command(bench_app)
 def link(
     payload: Annotated[list[str] | None, typer.Option(help="Size of a payload, such as 8MiB; may be repeated.")] = None,
     links: Annotated[list[int] | None, typer.Option(min=1, help="Number of links at once; may be repeated.")] = None,
@@ -92,14 +94,14 @@ def link(
         print(format_link_report(report), format_wire_rows(report["wire"]), sep="\n\n")
 
 
-@bench_app.command()
+@command(bench_app)
 def step(
     config: Annotated[str, typer.Argument(metavar="CONFIG", help="The pair, data and batch to measure.")],
-    overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Dotted overrides.")] = None,
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Dotted overrides.")] = None,
     steps: Annotated[int, typer.Option(min=4, help="Optimizer steps of each run; a quarter is warm-up.")] = 20,
     repeats: Annotated[int, typer.Option(min=1, help="Rounds; the modes take turns in each.")] = 3,
     mode: Annotated[list[str] | None, typer.Option(help="Only this mode; may be repeated.")] = None,
-    memory: Annotated[bool, typer.Option(help="On CPUs, measure memory in short runs of their own.")] = True,
+    memory: Annotated[bool, typer.Option(metavar="", help="On CPUs, measure memory in runs of their own.")] = True,
     html: Annotated[str | None, typer.Option(metavar="FILE", help="Also write a page with the runs overlaid.")] = None,
     results: ResultsDirectory = None,
     fresh: Fresh = False,
@@ -123,10 +125,10 @@ def step(
     print(json.dumps(result, indent=2) if as_json else format_step_report(result))
 
 
-@bench_app.command()
+@command(bench_app)
 def frontier(
     config: Annotated[str, typer.Argument(metavar="CONFIG", help="The pair, data and batch to start from.")],
-    overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Dotted overrides.")] = None,
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Dotted overrides.")] = None,
     cap: Annotated[str | None, typer.Option(help="What a rank's tensors may take: 512MiB, on a GPU all of it.")] = None,
     teacher_layers: Annotated[list[int] | None, typer.Option(min=1, help="Layers; may be repeated.")] = None,
     teacher_widths: Annotated[list[int] | None, typer.Option(min=8, help="Hidden sizes; may be repeated.")] = None,
@@ -134,7 +136,7 @@ def frontier(
     vocabularies: Annotated[list[int] | None, typer.Option(min=2, help="Sizes; may be repeated.")] = None,
     ranks: Annotated[list[int] | None, typer.Option(min=2, help="Ranks in all, on the same global batch.")] = None,
     mode: Annotated[list[str] | None, typer.Option(help="Only this mode; may be repeated.")] = None,
-    cap_loading: Annotated[bool, typer.Option("--cap-loading", help="Limit loading too, not only training.")] = False,
+    cap_loading: Annotated[bool, typer.Option("--cap-loading", metavar="", help="Limit loading too.")] = False,
     results: ResultsDirectory = None,
     fresh: Fresh = False,
     as_json: AsJson = False,

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from disaggkd_cli.config import load
+from disaggkd_cli.verbosity import is_quiet
+
+if TYPE_CHECKING:
+    from disaggkd_cli.checks.result import CheckResult
 
 
 def check_command(path: str, overrides: Sequence[str], only: list[str] | None = None, as_json: bool = False) -> int:
@@ -20,15 +25,21 @@ def check_command(path: str, overrides: Sequence[str], only: list[str] | None = 
         UserError: the config, a model or the texts cannot be read.
     """
     config = load(path, overrides, running=True)
-    progress = Console(stderr=True)
+    progress, shown = Console(stderr=True), Console(stderr=as_json)
     with progress.status("starting", spinner="dots") as status:
-        from disaggkd_cli.checks.report import print_results, to_json
+        from disaggkd_cli.checks.report import print_line, print_results, summary, to_json
         from disaggkd_cli.checks.result import FAIL
         from disaggkd_cli.checks.run import run_checks
 
-        results = run_checks(config, only or None, status.update)
+        def ended(result: CheckResult) -> None:
+            if not is_quiet() or result.outcome == FAIL:
+                print_line(result, shown)
+
+        results = run_checks(config, only or None, status.update, ended)
     if as_json:
         sys.stdout.write(to_json(results) + "\n")
+    elif is_quiet():
+        print(summary(results))
     else:
-        print_results(results, Console())
+        print_results(results, shown)
     return 1 if any(result.outcome == FAIL for result in results) else 0

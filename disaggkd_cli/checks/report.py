@@ -40,6 +40,14 @@ def print_results(results: list[CheckResult], console: Console) -> None:
     console.print(Text(summary(results)))
 
 
+def print_line(result: CheckResult, console: Console) -> None:
+    """Print one result in one line, at once, also into a pipe."""
+    outcome = Text(f"{result.outcome:5}", style=_STYLES[result.outcome])
+    figure = result.figure if result.outcome == PASS else result.why
+    console.print(outcome, Text(f"{result.name} ({format_seconds(result.seconds)}): {figure}"), soft_wrap=True)
+    console.file.flush()
+
+
 def summary(results: list[CheckResult]) -> str:
     """Return how many passed, failed and did not apply, in one line."""
     counts = {outcome: sum(result.outcome == outcome for result in results) for outcome in _STYLES}

@@ -49,17 +49,24 @@ CHECKS: dict[str, Callable[..., CheckResult]] = {
 """By name, in the order in which they run. The last one changes the student. Beside them, where the student writes,
 `sampling`."""
 
+SLOW = ("fused loss", "gradients", "checkpoint")
+"""Those that compute in float64, step the student, or write it; all others take seconds."""
+
 _GROUP_SECONDS = 120
 
 
 def run_checks(
-    config: Config, only: list[str] | None = None, log: Callable[[str], None] = lambda line: None
+    config: Config,
+    only: list[str] | None = None,
+    log: Callable[[str], None] = lambda line: None,
+    ended: Callable[[CheckResult], None] = lambda result: None,
 ) -> list[CheckResult]:
     """Load what `config` names and check it, in this one process, on a GPU where there is one.
 
     Args:
         only: names of CHECKS; all by default.
         log: told what is being done.
+        ended: told each result as it comes.
 
     Raises:
         UserError: the config's models or texts cannot be read at all, or `only` names no check.
@@ -67,7 +74,10 @@ def run_checks(
     checks = {"sampling": check_sampling, **CHECKS} if student_writes(config) else CHECKS
     unknown = sorted(set(only or []) - set(checks))
     if unknown:
-        raise UserError(f"--only: {', '.join(unknown)} is no check; there are {', '.join(checks)}")
+        raise UserError(
+            f"--only: {', '.join(unknown)} is no check; there are {', '.join(checks)}; "
+            f"all but {', '.join(SLOW)} take seconds"
+        )
     place = Place(STUDENT, endpoint="127.0.0.1:0", hosts_store=True)
     settle_interfaces(config, place)
     threads = torch.get_num_threads()
@@ -75,7 +85,12 @@ def run_checks(
     transformers.utils.logging.disable_progress_bar()
     try:
         subject = load_subject(config, _device(config), log)
-        return [_run(name, checks[name], subject, log) for name in checks if only is None or name in only]
+        results = []
+        for name in checks:
+            if only is None or name in only:
+                results.append(_run(name, checks[name], subject, log))
+                ended(results[-1])
+        return results
     finally:
         torch.set_num_threads(threads)
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from disaggkd_cli.data import IGNORE, Sequence, TokenizedDataset, sequence_indices
 
-SAMPLE_TOKENS = (80, 56, 40, 24)
+SAMPLE_TOKENS = (40, 28, 20, 12)
 """Tokens that the sampled sequences are cut to. They differ, so that a mean over micro-batches is not the mean over
 tokens."""
 _CANDIDATES = 16

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from disaggkd_cli.checks.sample import dataset_of, sample_sequences
 from disaggkd_cli.config import Config
 from disaggkd_cli.config.by_device import student_dtype
+from disaggkd_cli.config.layers import best_count, expected_layers
 from disaggkd_cli.data import MicroBatch, Sequence, Splits, load_splits, load_tokenizer, padding_id
 from disaggkd_cli.losses import Head, reference_kd_loss
 from disaggkd_cli.models import (
@@ -23,6 +24,7 @@ from disaggkd_cli.models import (
     head_of,
     hidden_states,
     load_causal_lm,
+    load_config,
     load_head,
     teacher_source,
 )
@@ -145,6 +147,7 @@ def load_subject(config: Config, device: torch.device, log: Callable[[str], None
     """
     source = teacher_source(config)
     dtype = DTYPES[config.teacher.dtype]
+    config = _with_any_layers(config, source)
     log("reading the texts")
     teacher_tokenizer = load_tokenizer(config.teacher.model)
     tokenizer = load_tokenizer(config.student.model) if config.student.model else teacher_tokenizer
@@ -170,3 +173,14 @@ def load_subject(config: Config, device: torch.device, log: Callable[[str], None
         pack=pack,
         pack_reason=reason,
     )
+
+
+def _with_any_layers(config: Config, source: Any) -> Config:
+    """Return the config with evenly spread layers in the place of `best_N`: what is proved holds of any choice."""
+    section = config.student.from_teacher
+    if section is None or best_count(section.layers) is None:
+        return config
+    count = load_config(source, "teacher.model").get_text_config().num_hidden_layers
+    layers = expected_layers(section.layers, count)
+    student = dataclasses.replace(config.student, from_teacher=dataclasses.replace(section, layers=layers))
+    return dataclasses.replace(config, student=student)

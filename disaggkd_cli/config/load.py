@@ -234,8 +234,43 @@ def _assign(merged: Any, key: str, value: Any) -> str | None:
         OmegaConf.update(merged, key, value, merge=False)
         OmegaConf.select(merged, key, throw_on_missing=True)
     except OmegaConfBaseException as error:
-        return f"{key}: {_first_line(error)}"
+        expected = words_of_type(annotation_of(key))
+        if expected is None:
+            return f"{key}: {_first_line(error)}"
+        return f"{key}: is {_shown(value)}, but must be {expected}"
     return None
+
+
+def annotation_of(key: str) -> Any:
+    """Return the type that the schema gives a dotted key which is there."""
+    *sections, last = key.split(".")
+    schema = Config
+    for name in sections:
+        schema = dataclass_of(typing.get_type_hints(schema)[name])
+    return typing.get_type_hints(schema)[last]
+
+
+_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
+
+
+def words_of_type(annotation: Any) -> str | None:
+    """Return what a value of a type is called, such as `a whole number or null`; None where it cannot be said."""
+    if annotation in _WORDS:
+        return _WORDS[annotation]
+    origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is list:
+        each = {str: "texts", int: "whole numbers", float: "numbers"}.get(inner[0], "values")
+        return f"a list of {each}"
+    if origin is dict:
+        return "a mapping of names to values"
+    words = [words_of_type(one) for one in inner]
+    return " or ".join(words) if words and None not in words else None
+
+
+def _shown(value: Any) -> str:
+    text = "null" if value is None else yaml.safe_dump(value, default_flow_style=True).removesuffix("...\n").strip()
+    kinds = {dict: "the mapping", list: "the list", str: "the text"}
+    return f"{kinds.get(type(value), '')} {text if len(text) <= 60 else text[:57] + '...'}".strip()
 
 
 def _texts(value: Any) -> Iterator[str]:

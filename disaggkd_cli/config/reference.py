@@ -80,20 +80,25 @@ def sections() -> list[str]:
 
 
 def complete(beginning: str) -> list[tuple[str, str]]:
-    """Return what `beginning` of an override may go on as, each with a word of help: keys, then values after `=`."""
+    """Return what `beginning` of an override may go on as, each with a word of help: keys, then values after `=`.
+
+    A section that is the only choice is left out for its keys, since shells put a space behind an only choice.
+    """
     key, equals, value = beginning.partition("=")
-    keys = reference()
     if equals:
-        found = keys.get(key)
-        words = found.choices or (("true", "false") if found.type == "bool" else ()) if found else ()
-        return [(f"{key}={word}", "") for word in words if word.startswith(value)]
-    sections_here = {name for name, entry in keys.items() if entry.type == "section"}
-    level = key.count(".")
-    return [
-        (name + ("." if name in sections_here else "="), _first_sentence(entry.text))
-        for name, entry in keys.items()
-        if name.startswith(key) and name.count(".") == level
-    ]
+        return [(f"{key}={word}", text) for word, text in complete_value(key, value)]
+    keys = reference()
+    found = [name for name in keys if name.startswith(key) and name.count(".") == key.count(".")]
+    if len(found) == 1 and keys[found[0]].type == "section":
+        found = [name for name in keys if name.rpartition(".")[0] == found[0]]
+    return [(name + ("." if keys[name].type == "section" else "="), _first_sentence(keys[name].text)) for name in found]
+
+
+def complete_value(key: str, beginning: str) -> list[tuple[str, str]]:
+    """Return the words that a key takes and that begin so; none where it takes more than a few."""
+    found = reference().get(key)
+    words = found.choices or (("true", "false") if found.type == "bool" else ()) if found else ()
+    return [(word, "") for word in words if word.startswith(beginning)]
 
 
 def as_markdown() -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from disaggkd_cli.page import write_page
 from disaggkd_cli.report.read import read_runs
 from disaggkd_cli.report.render import render
+from disaggkd_cli.verbosity import say
 
 
 def report_command(paths: Sequence[str], output: str) -> int:
@@ -20,6 +21,6 @@ def report_command(paths: Sequence[str], output: str) -> int:
     write_page(Path(output).expanduser(), render(runs), "--output")
     for run in runs:
         state = run.status.state if run.status else "not started yet"
-        print(f"{run.name}: {state}, {len(run.steps)} steps recorded")
-    print(f"wrote {output}")
+        say(f"{run.name}: {state}, {len(run.steps)} steps recorded")
+    say(f"wrote {output}")
     return 0

@@ -8,11 +8,14 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
 
 from disaggkd_cli.units import format_seconds
+from disaggkd_cli.verbosity import is_quiet, is_verbose
 
 _SECONDS_BETWEEN_LINES = 5.0
+_WIDE = 100
+"""Columns of a terminal with room for a bar beside the figures."""
 
 
 class RunProgress:
@@ -35,22 +38,25 @@ class RunProgress:
         """Begin to count, `done` steps being done already; on a terminal a bar appears."""
         self._started = time.monotonic()
         self._first = done
-        if self.console.is_terminal and not self.console.quiet:
+        if self.console.is_terminal and not self.console.quiet and not is_quiet() and not is_verbose():
+            # Where a terminal is narrow the figures are cut and the bar gives way; how far it is stays.
+            wide = self.console.width >= _WIDE
             self._bar = Progress(
-                TextColumn("distilling"),
-                BarColumn(bar_width=None),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[figures]}"),
-                TimeElapsedColumn(),
-                TextColumn("left"),
-                TimeRemainingColumn(),
+                MofNCompleteColumn(table_column=Column(no_wrap=True)),
+                *([TextColumn("distilling"), BarColumn(bar_width=None)] if wide else []),
+                TextColumn("{task.fields[figures]}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)),
+                *([TimeElapsedColumn()] if wide else []),
+                TextColumn("left", table_column=Column(no_wrap=True)),
+                TimeRemainingColumn(table_column=Column(no_wrap=True)),
                 console=self.console,
             )
             self._task = self._bar.add_task("distilling", total=self._steps, completed=done, figures="")
             self._bar.start()
 
     def log(self, text: str) -> None:
-        """Print one line, above the bar where there is one."""
+        """Print one line, above the bar where there is one; when quiet, warnings only."""
+        if is_quiet() and not text.startswith("warning"):
+            return
         self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def step(self, step: int, figures: dict[str, Any]) -> None:
@@ -61,7 +67,7 @@ class RunProgress:
             self._bar.update(self._task, completed=step, figures=short)
             return
         now = time.monotonic()
-        if step in (self._first + 1, self._steps) or now - self._last_line >= _SECONDS_BETWEEN_LINES:
+        if is_verbose() or step in (self._first + 1, self._steps) or now - self._last_line >= _SECONDS_BETWEEN_LINES:
             self._last_line = now
             left = (now - self._started) / (step - self._first) * (self._steps - step)
             agreement = f"agreement {figures['top1_agreement']:.1%}"
@@ -74,6 +80,8 @@ class RunProgress:
 
     def before_and_after(self, before: dict[str, float], after: dict[str, float]) -> None:
         """Print the closing table of held-out figures."""
+        if is_quiet():
+            return
         table = Table(title="on held-out text", title_justify="left")
         table.add_column("")
         table.add_column("before", justify="right")

@@ -26,7 +26,7 @@ def refused(*arguments: str, code: int = 2, **variables: str) -> str:
 
 AT_ONCE = {
     "an unknown key": (["train.stepz=3"], "train.stepz: there is no such key; did you mean train.steps?"),
-    "a wrong type": (["train.steps=many"], "train.steps: Value 'many' of type 'str' could not be converted to Integer"),
+    "a wrong type": (["train.steps=many"], "train.steps: is the text many, but must be a whole number"),
     "a word that is not known": (["mode=colocatd"], "mode: 'colocatd' is not known; did you mean colocated?"),
     "no ring": (["transport.ring_depth=0"], "transport.ring_depth: 0 is too small; it must be at least 1"),
     "no equals sign": (["train.steps", "3"], "'train.steps': an override is written key=value"),

@@ -50,7 +50,7 @@ class TokenBatch:
     documents: list[EncodedDocument]
     """Those that have a supervised token."""
     read: int
-    """Documents read for it."""
+    """Documents whose end was read for it; a long text comes in several pieces."""
     following: Position | None
     """Where reading goes on; None: not in the middle of this record."""
     notes: Notes
@@ -146,7 +146,8 @@ def _finished(batch: _ReadBatch, encoded: list[EncodedDocument | RefusedRecord],
         else:
             remark = f"{key}: {{count}} documents without a supervised token are left out (first: {{first}})"
             batch.notes.add(remark, document.where)
-    return TokenBatch(kept, len(batch.documents), batch.following, batch.notes, batch.share)
+    ended = sum(not isinstance(document, Text) or document.ends for document in batch.documents)
+    return TokenBatch(kept, ended, batch.following, batch.notes, batch.share)
 
 
 _worker_encoder: DocumentEncoder | None = None

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from disaggkd_cli.checks.report import print_results, print_samples, summary, to_json
+from disaggkd_cli.checks.report import print_line, print_results, print_samples, summary, to_json
 from disaggkd_cli.checks.result import FAIL, NOT_APPLICABLE, PASS, CheckResult
 from disaggkd_cli.checks.sample import SAMPLE_TOKENS, dataset_of, sample_sequences, shortened
 from disaggkd_cli.checks.texts import segments
@@ -143,3 +143,22 @@ def test_the_sample_has_four_lengths_even_of_one_sequence():
 def test_the_command_is_imported_without_torch():
     code = "import sys, disaggkd_cli.checks.command; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_a_line_comes_as_each_check_ends():
+    out = console(False)
+    for result in RESULTS:
+        print_line(result, out)
+    assert out.file.getvalue().splitlines() == [
+        "pass  student head (0.5 s): 0.0",
+        "fail  gradients (1.0 s): so wrong",
+        "not applicable remote states (0.0 s): nothing travels",
+    ]
+
+
+def test_the_slow_checks_are_named_where_one_chooses():
+    from disaggkd_cli import cli
+    from disaggkd_cli.checks.run import CHECKS, SLOW
+
+    assert set(SLOW) < set(CHECKS)
+    assert all(f"`{name}`" in cli._ONLY for name in SLOW)

@@ -1,6 +1,7 @@
 """Reading a config: everything wrong is said at once, with the key and the mend."""
 
 import textwrap
+import typing
 
 import pytest
 
@@ -60,7 +61,7 @@ def test_every_problem_is_reported_at_once(write):
     text = "\n".join(found)
     assert "teacher.dtyp: there is no such key; did you mean teacher.dtype?" in text
     assert "train.stepz: there is no such key; did you mean train.steps?" in text
-    assert "train.steps: Value 'ten'" in text
+    assert "train.steps: is the text ten" in text
     assert "transport.ring_depth: 0 is too small; it must be at least 1" in text
     assert "loss.divergence: 'forward_lk' is not known; did you mean forward_kl?" in text
     assert "loss.beta: 2.0 is outside 0 … 1" in text
@@ -170,3 +171,32 @@ def test_a_near_file_is_suggested(write, tmp_path):
 
 def test_the_default_config_is_sound():
     assert check(Config()) == []
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("train.steps=abc", "train.steps: is the text abc, but must be a whole number"),
+        ("train.steps=1.5", "train.steps: is 1.5, but must be a whole number"),
+        ("train.learning_rate=null", "train.learning_rate: is null, but must be a number"),
+        ("log.tensorboard=maybe", "log.tensorboard: is the text maybe, but must be true or false"),
+        ("student.freeze=5", "student.freeze: is 5, but must be a list of texts"),
+        ("run_dir=[a]", "run_dir: is the list [a], but must be text"),
+        ("data.eval_sequences=[]", "data.eval_sequences: is the list [], but must be a whole number or null"),
+    ],
+)
+def test_a_wrong_type_is_said_in_words(tmp_path, override, said):
+    path = tmp_path / "run.yaml"
+    path.write_text("seed: 1\n")
+    with pytest.raises(UserError) as refused:
+        load(path, [override])
+    assert f"  {said}" in str(refused.value).splitlines()
+
+
+def test_every_type_of_the_schema_has_words():
+    from disaggkd_cli.config.load import annotation_of, dataclass_of, known_keys, words_of_type
+
+    for key in known_keys():
+        annotation = annotation_of(key)
+        if annotation is not typing.Any and dataclass_of(annotation) is None:
+            assert words_of_type(annotation), (key, annotation)

@@ -65,3 +65,18 @@ def test_a_released_key_that_is_gone_stays_out_of_the_reference_and_a_new_one_is
 def test_the_command_prints_it():
     found = CliRunner().invoke(app, ["explain", "train.steps"])
     assert found.exit_code == 0 and "Optimizer steps" in found.output
+
+
+def test_bash_takes_an_override_apart_at_its_sign():
+    from disaggkd_cli.cli import _complete_override
+
+    assert ("reverse_kl", "") in _complete_override(["run", "a.yaml", "loss.divergence"], "=")
+    assert _complete_override(["a.yaml", "loss.divergence", "="], "rev") == [("reverse_kl", "")]
+    assert _complete_override(["a.yaml"], "loss.divergence=rev") == [("loss.divergence=reverse_kl", "")]
+    assert ("train.steps=", "Optimizer steps") in [(key, text[:15]) for key, text in _complete_override([], "train.")]
+
+
+def test_a_section_that_is_the_only_choice_opens():
+    names = [name for name, _ in complete("tra")]
+    assert "train." in names and "transport." in names
+    assert "transport.ring_depth=" in [name for name, _ in complete("transp")]
