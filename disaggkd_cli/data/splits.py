@@ -176,7 +176,7 @@ def _tokens_in_memory(
             yield from batch.documents
             notes.merge(batch.notes)
             done += batch.read
-            if progress and batch.read:
+            if progress and (batch.read or batch.documents):
                 progress(f"tokenising {source.key}", done, batch.share)
 
     return join(documents())
