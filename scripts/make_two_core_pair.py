@@ -4,7 +4,8 @@
 
 The teacher has eight times the student's parameters in its layers, so that gathering it for every micro-batch shows in
 a colocated run. The wide teacher has few large layers and a wide embedding: what a sharded teacher gathers whole is
-then large beside the shards themselves, as it is where layers hold many experts. The weights are random (normal,
+then large beside the shards themselves, as it is where layers hold many experts. The deep teacher has layers enough to
+be cut into stages. The weights are random (normal,
 0.02): speed, memory, traffic and equality of losses do not depend on what a model knows. All vocabularies are padded
 from the tokenizer's 2,048 ids to 8,192.
 """
@@ -27,6 +28,8 @@ SHAPES = {
                 "intermediate_size": 1536},
     "wide-teacher": {"hidden_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 16, "num_key_value_heads": 8,
                      "intermediate_size": 3072},
+    "deep-teacher": {"hidden_size": 512, "num_hidden_layers": 16, "num_attention_heads": 8, "num_key_value_heads": 4,
+                     "intermediate_size": 1536},
     "student": {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
                 "intermediate_size": 768},
 }  # fmt: skip
