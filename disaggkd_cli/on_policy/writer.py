@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from disaggkd_cli.collective_texts import gathered_texts
 from disaggkd_cli.on_policy.completions import Completion, as_text, from_text
 from disaggkd_cli.on_policy.gathered import GatheredStudent
 from disaggkd_cli.on_policy.generate import generate
@@ -64,7 +65,9 @@ class StudentWriter:
         rank, ranks = dist.get_rank(), dist.get_world_size()
         batches = [places[at : at + self.batch] for at in range(0, len(places), self.batch)]
         own = [one for batch in batches[rank::ranks] for one in self._complete(model, batch)]
-        every = [one for text in _gathered(as_text(own)) for one in from_text(text, "a student rank's completions")]
+        every = [
+            one for text in gathered_texts(as_text(own)) for one in from_text(text, "a student rank's completions")
+        ]
         return sorted(every, key=lambda one: one.position)
 
     def _complete(self, model: nn.Module, places: list[WrittenPlace]) -> list[Completion]:
@@ -102,19 +105,3 @@ class StudentWriter:
             found["completions_empty"] = sum(one.empty for one in texts)
             found["sampled_entropy"] = sum(one.entropy for one in texts) / tokens
         return found
-
-
-def _gathered(text: str) -> list[str]:
-    """Return the texts of all ranks, in their order. Collective, on the CPU."""
-    ranks = dist.get_world_size()
-    if ranks == 1:
-        return [text]
-    own = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
-    sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(ranks)]
-    dist.all_gather(sizes, torch.tensor([len(own)]))
-    longest = int(max(sizes))
-    padded = torch.zeros(longest, dtype=torch.uint8)
-    padded[: len(own)] = own
-    all_bytes = [torch.zeros_like(padded) for _ in range(ranks)]
-    dist.all_gather(all_bytes, padded)
-    return [bytes(one[: int(size)].tolist()).decode() for one, size in zip(all_bytes, sizes, strict=True)]

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from disaggkd_cli.addresses import resolve_bind
+from disaggkd_cli.collective_texts import gathered_texts
 from disaggkd_cli.config import Config
 from disaggkd_cli.errors import RunError
 from disaggkd_cli.launch import Place
@@ -103,17 +104,11 @@ class World:
         Raises:
             RunError: a rank ended meanwhile.
         """
-        data = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
         try:
-            sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
-            dist.all_gather(sizes, torch.tensor([data.numel()]), group=self.group)
-            widest = max(int(size) for size in sizes)
-            padded = [torch.zeros(widest, dtype=torch.uint8) for _ in range(self.size)]
-            dist.all_gather(padded, torch.nn.functional.pad(data, (0, widest - data.numel())), group=self.group)
+            return gathered_texts(text, self.group)
         except RuntimeError as error:
             reason = str(error).strip().splitlines()[0]
             raise RunError(f"{self.name}: another rank of its replica ended at its start: {reason}") from error
-        return [whole[: int(size)].numpy().tobytes().decode() for whole, size in zip(padded, sizes, strict=True)]
 
     def converse(
         self, hear: Callable[[int, Header, Tensor | None], None], lost: Callable[[LinkLost], None]
