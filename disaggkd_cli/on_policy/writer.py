@@ -64,16 +64,26 @@ class StudentWriter:
         """Write batch b on rank b modulo the ranks: which prompts share a batch is a function of the step alone."""
         rank, ranks = dist.get_rank(), dist.get_world_size()
         batches = [places[at : at + self.batch] for at in range(0, len(places), self.batch)]
-        own = [one for batch in batches[rank::ranks] for one in self._complete(model, batch)]
+        own = [one for batch in batches[rank::ranks] for one in self._complete_places(model, batch)]
         every = [
             one for text in gathered_texts(as_text(own)) for one in from_text(text, "a student rank's completions")
         ]
         return sorted(every, key=lambda one: one.position)
 
-    def _complete(self, model: nn.Module, places: list[WrittenPlace]) -> list[Completion]:
+    def _complete_places(self, model: nn.Module, places: list[WrittenPlace]) -> list[Completion]:
+        return self.complete(model, "train", places, [self.texts.prompt(place) for place in places])
+
+    def complete(
+        self, model: nn.Module, purpose: str, places: list[WrittenPlace], prompts: list[list[int]]
+    ) -> list[Completion]:
+        """Return a completion of each prompt, all in one batch.
+
+        Args:
+            model: whole, with weights.
+            purpose: see `uniforms`; with it the places name the numbers that are drawn with.
+        """
         tokens = self.texts.section.max_new_tokens
-        prompts = [self.texts.prompt(place) for place in places]
-        numbers = np.stack([uniforms(self.seed, "train", place.prompt, place.sample, tokens) for place in places])
+        numbers = np.stack([uniforms(self.seed, purpose, place.prompt, place.sample, tokens) for place in places])
         written = generate(model, prompts, numbers, self.sampler, self.ends, self.pad_id, self.device)
         return [
             Completion(place.position, tuple(prompt), one.ids, one.stopped, one.entropy)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
 from disaggkd_cli.data import MicroBatch, TokenizedDataset, collate, empty_micro_batch
 from disaggkd_cli.on_policy.completions import Completion
-from disaggkd_cli.on_policy.generate import generate
 from disaggkd_cli.on_policy.prompts import Room, prompt_of
-from disaggkd_cli.on_policy.uniforms import uniforms
+from disaggkd_cli.on_policy.proportion import WrittenPlace
 from disaggkd_cli.on_policy.writer import StudentWriter
 from disaggkd_cli.training.sources import HiddenStateSource
 from disaggkd_cli.training.student_module import StudentModule
@@ -78,10 +76,5 @@ def _own_batch(
         if not own:
             return empty_micro_batch(1, 8, writer.pad_id), []
         prompts = [prompt_of(held_out.sequence(index), section.prompt_tokens).tolist() for index in own]
-        numbers = np.stack([uniforms(writer.seed, "eval", index, 0, section.max_new_tokens) for index in own])
-        written = generate(model, prompts, numbers, writer.sampler, writer.ends, writer.pad_id, writer.device)
-    texts = [
-        Completion(index, tuple(prompt), one.ids, one.stopped, one.entropy)
-        for index, prompt, one in zip(own, prompts, written, strict=True)
-    ]
+        texts = writer.complete(model, "eval", [WrittenPlace(index, index, 0) for index in own], prompts)
     return collate([one.sequence() for one in texts], writer.pad_id), texts
