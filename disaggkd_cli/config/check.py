@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +21,13 @@ from disaggkd_cli.units import parse_bytes
 _AT_LEAST_ONE = (
     "teacher.replicas", "teacher.ranks_per_replica", "student.ranks", "student.replicate", "data.sequence_length",
     "train.steps", "train.micro_batch_sequences", "train.accumulation", "train.keep_checkpoints",
-    "transport.ring_depth", "transport.links_per_rank", "log.sample_tokens",
+    "transport.ring_depth", "transport.links_per_rank", "log.sample_tokens", "on_policy.max_new_tokens",
+    "on_policy.samples", "on_policy.every", "on_policy.prompt_tokens", "on_policy.generators.replicas",
 )  # fmt: skip
 _AT_LEAST_ZERO = (
     "seed", "loss.kd_weight", "loss.ce_weight", "train.learning_rate", "train.warmup_steps",
     "train.weight_decay", "train.clip_norm", "train.eval_every", "train.save_every", "transport.teacher_wait",
-    "log.samples",
+    "log.samples", "on_policy.lag", "on_policy.top_k",
 )  # fmt: skip
 _ABOVE_ZERO = ("loss.temperature", "transport.timeout")
 _WHERE_GIVEN = {
@@ -79,9 +80,17 @@ def missing_path(source: str) -> str | None:
     return None
 
 
+def _given(config: Config, keys: Iterable[str]) -> Iterator[tuple[str, Any]]:
+    """Yield the keys whose section is there, each with its value."""
+    for key in keys:
+        section = key.partition(".")[0]
+        if section == key or getattr(config, section) is not None:
+            yield key, get(config, key)
+
+
 def _words(config: Config) -> Iterator[str]:
-    for key, words in CHOICES.items():
-        value = get(config, key)
+    for key, value in _given(config, CHOICES):
+        words = CHOICES[key]
         if value not in words:
             near = difflib.get_close_matches(str(value), words, n=1)
             hint = f"did you mean {near[0]}? " if near else ""
@@ -89,17 +98,17 @@ def _words(config: Config) -> Iterator[str]:
 
 
 def _ranges(config: Config) -> Iterator[str]:
-    for key in _AT_LEAST_ONE:
-        if get(config, key) < 1:
-            yield f"{key}: {get(config, key)} is too small; it must be at least 1"
-    for key in _AT_LEAST_ZERO:
-        if not get(config, key) >= 0:
-            yield f"{key}: {get(config, key)} is negative; it must be at least 0"
-    for key in _ABOVE_ZERO:
-        if not get(config, key) > 0:
-            yield f"{key}: {get(config, key)} must be above 0"
-    for key, least in _WHERE_GIVEN.items():
-        value = get(config, key)
+    for key, value in _given(config, _AT_LEAST_ONE):
+        if value < 1:
+            yield f"{key}: {value} is too small; it must be at least 1"
+    for key, value in _given(config, _AT_LEAST_ZERO):
+        if not value >= 0:
+            yield f"{key}: {value} is negative; it must be at least 0"
+    for key, value in _given(config, _ABOVE_ZERO):
+        if not value > 0:
+            yield f"{key}: {value} must be above 0"
+    for key, value in _given(config, _WHERE_GIVEN):
+        least = _WHERE_GIVEN[key]
         if value is not None and not least <= value < float("inf"):
             yield f"{key}: {value} must be a number, at least {least}"
     if not 0 <= config.loss.beta <= 1:

@@ -5,9 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-WRITERS = ("student", "generators")
-DTYPES = ("bfloat16", "float16", "float32")
-
 
 @dataclass
 class GeneratorsConfig:
@@ -17,7 +14,7 @@ class GeneratorsConfig:
     """Independent generators."""
 
     dtype: str = "bfloat16"
-    """Weights and compute of a generator: bfloat16, float16 or float32."""
+    """Weights and compute of a generator."""
 
 
 @dataclass

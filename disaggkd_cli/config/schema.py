@@ -36,6 +36,8 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "transport.dtype": tuple(FORMATS),
     "transport.backend": ("auto", "gloo", "nccl"),
     "launch.device": ("auto", "cpu", "cuda"),
+    "on_policy.writers": ("student", "generators"),
+    "on_policy.generators.dtype": ("bfloat16", "float16", "float32"),
     "export.dtype": ("bfloat16", "float16", "float32"),
 }
 """The keys that take one of a few words, and the words."""
