@@ -11,6 +11,7 @@ from disaggkd_cli import files
 from disaggkd_cli.config import LogConfig
 from disaggkd_cli.training.run_directory import RunDirectory
 from disaggkd_cli.training.samples import Sample, as_markdown
+from disaggkd_cli.training.step_lines import read_step_lines
 from disaggkd_cli.training.tracking import Trackers
 
 
@@ -57,32 +58,13 @@ class MetricsLog:
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Return the lines of a metrics file that can be read; a line cut off in mid-write, or damaged, is left out."""
-    return _read(path)[0]
-
-
-def _read(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """Return the lines that are objects with a step, and how many others there are."""
-    if not path.exists():
-        return [], 0
-    lines, others = [], 0
-    whole = path.read_text(encoding="utf-8", errors="replace")
-    for text in whole.split("\n"):
-        try:
-            line = json.loads(text)
-        except (ValueError, RecursionError):
-            line = None
-        if isinstance(line, dict) and type(line.get("step")) is int:
-            lines.append(line)
-        elif text.strip():
-            others += 1
-    # What a kill cut off in mid-write belongs to a step that is done again.
-    return lines, others - (others > 0 and not whole.endswith("\n"))
+    return read_step_lines(path)[0]
 
 
 def _drop_after(path: Path, step: int, log: Callable[[str], None]) -> None:
     if not path.exists():
         return
-    lines, others = _read(path)
+    lines, others = read_step_lines(path)
     kept = [line for line in lines if line["step"] <= step]
     if others:
         log(f"warning: {path}: {others} damaged lines are left out")

@@ -17,6 +17,7 @@ import psutil
 
 from disaggkd_cli import __version__, files
 from disaggkd_cli.errors import UserError
+from disaggkd_cli.training.step_lines import read_step_lines
 
 EXPORTS_OF_STEPS = "student_step_*"
 """What `disaggkd export` writes besides, where a step is named."""
@@ -167,18 +168,12 @@ def describe(directory: RunDirectory) -> str:
 
 
 def _last_step(directory: RunDirectory) -> int:
-    """Return the last step that metrics.jsonl has a line of; a line cut off does not count."""
+    """Return the last step that metrics.jsonl has a line of, 0 without any."""
     try:
-        lines = directory.metrics.read_text(encoding="utf-8").splitlines()
+        lines, _ = read_step_lines(directory.metrics)
     except OSError:
         return 0
-    last = 0
-    for line in lines:
-        try:
-            last = max(last, int(json.loads(line)["step"]))
-        except (ValueError, KeyError, TypeError):
-            continue
-    return last
+    return max((line["step"] for line in lines), default=0)
 
 
 def write_environment(directory: RunDirectory, versions: dict[str, str], placement: dict[str, Any]) -> None:
