@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -31,6 +32,8 @@ from disaggkd_cli.transport.identity import Identity
 from disaggkd_cli.units import format_bytes
 
 logger = logging.getLogger("disaggkd")
+Division = tuple[tuple[int, int], ...]
+"""`(start, stop)` of every stage."""
 
 
 @dataclass(frozen=True)
@@ -74,9 +77,14 @@ def load_staged_teacher(config: Config, device: torch.device, world: World, iden
     )
     anatomy = prove_stages(model, DTYPES[settings.dtype], device, settings.attention, source.name)
     vocabulary, width = model.get_output_embeddings().weight.shape
-    costs = layer_costs(model, anatomy)
+    costs, (sizes, before, after) = layer_costs(model, anatomy), layer_bytes(model, anatomy)
     room = _room(world, device)
-    division = _first_division(model, anatomy, costs, room)
+
+    def fullest_of(division: Division) -> tuple[int, float]:
+        return fullest(sizes, division, room, before=before, after=after)
+
+    by_bytes = divide_layers(sizes, world.size, before=before, after=after)
+    division = _first_that_fits((divide_layers(costs, world.size), by_bytes), fullest_of, room)
 
     def load() -> Stage:
         stage = load_stage(source, model, anatomy, division[world.rank], settings.attention)
@@ -92,7 +100,7 @@ def load_staged_teacher(config: Config, device: torch.device, world: World, iden
     logger.info("stages by parameters: %s (%s)", describe(division), now)
     logger.info("stages by measured time: %s (%s)", describe(ideal), then)
     better, gain = measured_division(seconds, division)
-    if gain and _bytes_left(model, anatomy, better, room)[1] < 0:
+    if gain and fullest_of(better)[1] < 0:
         logger.info("layers stay where they are: the fullest stage would not fit in its memory")
     elif gain:
         division = better
@@ -113,27 +121,18 @@ def _room(world: World, device: torch.device) -> list[float]:
     return [float(text) for text in world.gather(str(free))]
 
 
-def _bytes_left(
-    model: nn.Module, anatomy: Anatomy, division: tuple[tuple[int, int], ...], room: list[float]
-) -> tuple[int, float]:
-    sizes, before, after = layer_bytes(model, anatomy)
-    return fullest(sizes, division, room, before=before, after=after)
-
-
-def _first_division(
-    model: nn.Module, anatomy: Anatomy, costs: list[float], room: list[float]
-) -> tuple[tuple[int, int], ...]:
-    """Return the division by what a token meets in each layer, or by bytes where only that fits.
+def _first_that_fits(
+    divisions: Sequence[Division], fullest_of: Callable[[Division], tuple[int, float]], room: list[float]
+) -> Division:
+    """Return the first division whose fullest stage fits.
 
     Raises:
-        UserError: neither fits.
+        UserError: none does; what is said is of the last one.
     """
-    sizes, before, after = layer_bytes(model, anatomy)
-    by_bytes = divide_layers(sizes, len(room), before=before, after=after)
-    for division in (divide_layers(costs, len(room)), by_bytes):
-        if _bytes_left(model, anatomy, division, room)[1] >= 0:
+    for division in divisions:
+        stage, left = fullest_of(division)
+        if left >= 0:
             return division
-    stage, left = _bytes_left(model, anatomy, by_bytes, room)
     raise UserError(
         f"teacher.ranks_per_replica: stage {stage} of {len(room)} has {format_bytes(room[stage])} of GPU memory free, "
         f"and its weights need {format_bytes(-left)} more; use more ranks, or a smaller teacher.dtype"
