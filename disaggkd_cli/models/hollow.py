@@ -48,10 +48,15 @@ def hollow_lm(source: ModelSource, dtype: torch.dtype, key: str) -> Hollow:
         UserError: it cannot be read.
         ReadWhole: its files allow no reading in parts.
     """
+    model = _readable(source, dtype, key)
+    return Hollow(model, read_parts(source, model, key))
+
+
+def _readable(source: ModelSource, dtype: torch.dtype, key: str) -> nn.Module:
+    """Return a model without its weights, of files that can be read in parts; raises as `hollow_lm`."""
     if reason := reads_in_parts(source, without_weights(source, dtype, key)):
         raise ReadWhole(reason)
-    model = without_values(source, dtype, key)
-    return Hollow(model, read_parts(source, model, key))
+    return without_values(source, dtype, key)
 
 
 def hollow_backbone(
@@ -67,8 +72,7 @@ def hollow_backbone(
         UserError: it cannot be read, split or packed; or, when parts are taken, its weights are no trained model's.
         ReadWhole: see `hollow_lm` and `proved_on_small`.
     """
-    hollow = hollow_lm(source, dtype, key)
-    model = hollow.model
+    model = _readable(source, dtype, key)
     set_attention(model, attention, key.replace(".model", ".attention"))
     proved_on_small(model, attention, key, f"{key} {source.name}", packs=packs)
     backbone = backbone_of(model)
@@ -124,9 +128,7 @@ def hollow_student(config: Config) -> Hollow:
 
 
 def _of_teacher(source: ModelSource, layers: str | list[int]) -> Hollow:
-    if reason := reads_in_parts(source, without_weights(source, torch.float32, "teacher.model")):
-        raise ReadWhole(reason)
-    teacher = without_values(source, torch.float32, "teacher.model")
+    teacher = _readable(source, torch.float32, "teacher.model")
     kept = kept_layers(teacher, layers)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config_of_layers(teacher, kept), dtype=torch.float32)
