@@ -25,14 +25,13 @@ from disaggkd_cli.data.read.cutting import TextCutter
 from disaggkd_cli.data.read.documents import Conversation, Document, PromptCompletion, Text
 from disaggkd_cli.data.refusals import RefusedRecord
 from disaggkd_cli.data.tokenise.chat import ChatEncoder
-from disaggkd_cli.data.tokenise.in_pieces import ids_and_offsets_of, ids_of
+from disaggkd_cli.data.tokenise.in_pieces import IDS_ONLY, ids_and_offsets_of, ids_of
 from disaggkd_cli.data.tokenise.template import ChatTemplate
 from disaggkd_cli.errors import UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_IDS_ONLY = {"add_special_tokens": False, "return_attention_mask": False, "verbose": False}
 _PROBES = 20
 
 
@@ -82,7 +81,7 @@ class DocumentEncoder:
         encoded: list[EncodedDocument | RefusedRecord | None] = [None] * len(documents)
         texts = [index for index, document in enumerate(documents) if isinstance(document, Text)]
         if texts:
-            ids_of_texts = self.tokenizer([documents[index].text for index in texts], **_IDS_ONLY)["input_ids"]
+            ids_of_texts = self.tokenizer([documents[index].text for index in texts], **IDS_ONLY)["input_ids"]
             for index, ids in zip(texts, ids_of_texts, strict=True):
                 encoded[index] = self._text(documents[index], ids)
         for index, document in enumerate(documents):
