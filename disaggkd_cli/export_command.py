@@ -100,6 +100,8 @@ def _checkpoint(directory: RunDirectory, step: int | None, log: Callable[[str], 
         return found
     named = step_directory(directory.checkpoints, step)
     if not named.is_dir():
-        there = [path.name.removeprefix("step_").lstrip("0") for path in sorted(directory.checkpoints.glob("step_*"))]
+        there = [
+            path.name.removeprefix("step_").lstrip("0") or "0" for path in sorted(directory.checkpoints.glob("step_*"))
+        ]
         raise UserError(f"--step {step}: there is no such checkpoint; there are {', '.join(there) or 'none'}")
     return read_checkpoint(named)
