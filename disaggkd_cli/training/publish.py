@@ -40,7 +40,7 @@ def push_to_hub(config: Config, directory: Path, log: Callable[[str], None]) -> 
         api.upload_folder(repo_id=name, folder_path=str(directory), commit_message="A distilled student")
     except Exception as error:  # the hub's client raises many kinds
         problem = f"export.push_to_hub: {name} was not uploaded ({type(error).__name__}: {error})"
-        log(f"WARNING: {problem}; the student lies in {directory}: `hf upload {name} {directory}` tries again")
+        log(f"warning: {problem}; the student lies in {directory}: `hf upload {name} {directory}` tries again")
         return problem
     log(f"the student was uploaded to {name}")
     return ""
