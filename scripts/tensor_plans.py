@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 import warnings
 from collections import defaultdict
 
@@ -44,7 +45,8 @@ def layers_share_parameters(model_type: str) -> bool:
     try:
         with torch.device("meta"):
             backbone = backbone_of(AutoModelForCausalLM.from_config(CONFIG_MAPPING[model_type]()))
-    except Exception:
+    except Exception as error:  # classes raise of many kinds where defaults do not go together
+        print(f"{model_type}: not looked at, since none can be built ({type(error).__name__})", file=sys.stderr)
         return False
     return len(list(backbone.parameters())) != len(list(backbone.named_parameters(remove_duplicate=False)))
 
