@@ -2,21 +2,19 @@
 
 from disaggkd_cli.config.check import check
 from disaggkd_cli.config.load import load, to_yaml
+from disaggkd_cli.config.models import FromTeacherConfig, LoraConfig, StudentConfig, TeacherConfig
 from disaggkd_cli.config.schema import (
     CHOICES,
     DIVERGENCES,
     Config,
-    DataConfig,
-    FromTeacherConfig,
     HardwareConfig,
     LaunchConfig,
     LogConfig,
     LossConfig,
-    StudentConfig,
-    TeacherConfig,
     TrainConfig,
     TransportConfig,
 )
+from disaggkd_cli.config.texts import DataConfig
 
 __all__ = [
     "CHOICES",
@@ -27,6 +25,7 @@ __all__ = [
     "HardwareConfig",
     "LaunchConfig",
     "LogConfig",
+    "LoraConfig",
     "LossConfig",
     "StudentConfig",
     "TeacherConfig",

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from disaggkd_cli.config.schema import CHOICES, DataConfig
+from disaggkd_cli.config.schema import CHOICES
 from disaggkd_cli.config.source_names import (
     BUILTIN_DATA,
     HELD_OUT_SPLIT,
@@ -17,6 +17,7 @@ from disaggkd_cli.config.source_names import (
     entries_of,
     is_hub_name,
 )
+from disaggkd_cli.config.texts import DataConfig
 
 
 def data_values(data: DataConfig) -> Iterator[str]:

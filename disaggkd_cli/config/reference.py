@@ -16,7 +16,6 @@ from typing import Any
 import yaml
 
 from disaggkd_cli import __version__
-from disaggkd_cli.config import on_policy, schema
 from disaggkd_cli.config.load import dataclass_of
 from disaggkd_cli.config.schema import CHOICES, Config
 from disaggkd_cli.errors import UserError
@@ -106,8 +105,9 @@ def as_markdown() -> str:
     parts = [
         "# Keys of the configuration",
         "",
-        "Made from `disaggkd_cli/config/schema.py` by `python scripts/config_reference.py --write`; `disaggkd explain "
-        "KEY` says the same of one key, `disaggkd run CONFIG --print-config` prints a config with every default.",
+        "Made from the schema in `disaggkd_cli/config/` by `python scripts/config_reference.py --write`; `disaggkd "
+        "explain KEY` says the same of one key, `disaggkd run CONFIG --print-config` prints a config with every "
+        "default.",
     ]
     tables = {"": [key for key in reference().values() if "." not in key.name and key.type != "section"]}
     for section in (key for key in reference().values() if key.type == "section"):
@@ -129,7 +129,7 @@ def _first_sentence(text: str) -> str:
 
 
 def _keys(section: type, prefix: str) -> list[Key]:
-    texts = _field_texts()[section.__name__]
+    texts = _field_texts(section)
     annotations = typing.get_type_hints(section)
     found = []
     for entry in dataclasses.fields(section):
@@ -156,17 +156,14 @@ def _as_yaml(value: Any) -> str:
 
 
 @cache
-def _field_texts() -> dict[str, dict[str, str]]:
-    """Return the text below each field of each section; Python keeps no docstrings of fields, so the source is read."""
-    found: dict[str, dict[str, str]] = {}
-    for node in [node for module in (schema, on_policy) for node in ast.parse(inspect.getsource(module)).body]:
-        if not isinstance(node, ast.ClassDef):
-            continue
-        texts = found.setdefault(node.name, {})
-        for field, after in zip(node.body, node.body[1:], strict=False):
-            if isinstance(field, ast.AnnAssign) and isinstance(after, ast.Expr):
-                if isinstance(after.value, ast.Constant) and isinstance(after.value.value, str):
-                    texts[field.target.id] = " ".join(after.value.value.split())
+def _field_texts(section: type) -> dict[str, str]:
+    """Return the text below each field of a section; Python keeps no docstrings of fields, so the source is read."""
+    found: dict[str, str] = {}
+    body = ast.parse(inspect.getsource(section)).body[0].body
+    for field, after in zip(body, body[1:], strict=False):
+        if isinstance(field, ast.AnnAssign) and isinstance(after, ast.Expr):
+            if isinstance(after.value, ast.Constant) and isinstance(after.value.value, str):
+                found[field.target.id] = " ".join(after.value.value.split())
     return found
 
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from disaggkd_cli.config.models import StudentConfig, TeacherConfig
 from disaggkd_cli.config.on_policy import OnPolicyConfig
 from disaggkd_cli.config.source_names import DATA_FORMATS
+from disaggkd_cli.config.texts import DataConfig
 from disaggkd_cli.layouts import AUTO, PARALLELISMS
 from disaggkd_cli.losses.divergences import DIVERGENCES
 from disaggkd_cli.wire import FORMATS
@@ -44,108 +46,6 @@ CHOICES: dict[str, tuple[str, ...]] = {
 
 
 @dataclass
-class TeacherConfig:
-    """The model that is distilled, and how its replicas are laid out."""
-
-    model: str = ""
-    """A local model directory, a GGUF file, or a hub name. Required."""
-
-    dtype: str = "bfloat16"
-    """Weights and compute of the teacher's backbone: bfloat16, float16 or float32."""
-
-    replicas: int = 1
-    """Independent replicas of the teacher, each serving every student rank. Ignored when colocated."""
-
-    ranks_per_replica: int = 1
-    """Ranks that one replica spans."""
-
-    parallelism: str = "auto"
-    """How a replica of several ranks shares its weights: pipeline (each rank a run of layers), fsdp or tensor. auto
-    takes pipeline where the model can be cut into stages, else fsdp; both give the bits of one rank."""
-
-    cache: str | None = None
-    """A directory of recorded hidden states that stands in for a live teacher."""
-
-    attention: str = "auto"
-    """Attention kernels: auto (transformers' choice), eager, sdpa, or flash_attention_2 (needs flash-attn)."""
-
-    trust_remote_code: bool = False
-    """Let the model directory's own Python code run. Off unless you trust whoever wrote it."""
-
-
-@dataclass
-class FromTeacherConfig:
-    """A student cut out of the teacher: its embeddings, its head, and some of its layers."""
-
-    layers: Any = None
-    """Which of the teacher's layers the student keeps: `best_20` (the 20 whose loss hurts most, found at start on the
-    run's own texts and kept for resumes), `every_2` (0, 2, 4, …), or a list such as [0, 2, 5]."""
-
-
-@dataclass
-class LoraConfig:
-    """Low-rank adapters in the student (needs peft): only they are trained."""
-
-    rank: int = 16
-    """Rank of each adapter."""
-
-    alpha: float = 32.0
-    """An adapter's change is multiplied by alpha / rank."""
-
-    targets: Any = "all-linear"
-    """Which modules get one: ends of their names, such as [q_proj, v_proj], or all-linear (never the LM head)."""
-
-    dropout: float = 0.0
-    """Dropout on an adapter's input, in training."""
-
-
-@dataclass
-class StudentConfig:
-    """The model that is trained."""
-
-    model: str | None = None
-    """A local model directory, a GGUF file, or a hub name to start from."""
-
-    from_teacher: FromTeacherConfig | None = None
-    """Start from some of the teacher's layers instead of from `model`."""
-
-    from_config: str | None = None
-    """Start from fresh random weights: a `config.json`, a directory that holds one, or a hub name."""
-
-    lora: LoraConfig | None = None
-    """Train low-rank adapters instead of the weights; the student's start must then be a model or from_teacher."""
-
-    ranks: int = 1
-    """Ranks that the student's parameters, gradients and optimizer state are sharded over (FSDP2)."""
-
-    dtype: str = "auto"
-    """Compute dtype of forward and backward; auto is bfloat16 on GPUs and float32 on CPUs. Master weights and optimizer
-    state are float32 always."""
-
-    freeze: list[str] = field(default_factory=list)
-    """Parameters that stay as they are: shell patterns over their names, such as `*embed_tokens*` or `lm_head*`."""
-
-    activation_checkpointing: str = "none"
-    """`full` keeps only the input of each layer and recomputes the rest in backward."""
-
-    router_aux_weight: float | None = None
-    """Weight of the load-balancing loss of a mixture of experts' routers, beside the loss; 0 = none. Default: the
-    coefficient of the student's own configuration (`router_aux_loss_coef`)."""
-
-    replicate: int = 1
-    """Replicas of the sharded student (HSDP): ranks must be a multiple of it. Ranks of one replica are neighbours."""
-
-    compile: bool = False
-    """Compile each decoder layer with torch.compile."""
-
-    attention: str = "auto"
-    """Attention kernels: auto (transformers' choice), eager, sdpa, or flash_attention_2 (needs flash-attn)."""
-
-    trust_remote_code: bool = False
-    """Let the model directory's own Python code run. Off unless you trust whoever wrote it."""
-
-
-@dataclass
 class LossConfig:
     """What is minimised: kd_weight · temperature² · divergence(teacher, student) + ce_weight · cross-entropy."""
 
@@ -174,70 +74,6 @@ class LossConfig:
     vocabulary_parallel: Any = False
     """true keeps one shard of both heads on each rank of a replica of the student and gathers hidden rows instead;
     false gathers the student's head; auto takes whichever sends fewer bytes."""
-
-
-@dataclass
-class DataConfig:
-    """The texts."""
-
-    train: Any = ""
-    """A file, a directory, a glob, a data set on the Hub (OWNER/NAME), or `builtin:pydoc` (reference prose of Python's
-    standard library). Required. Or `{path: …, split: …, config: …}`, or several: a list (or a mapping by name) of
-    `{path: …, weight: 3}`, drawn from in proportion to their weights, counted in sequences; each may have a format,
-    records, text_documents and columns of its own. Files and folders named test or validation are never trained on
-    beside others."""
-
-    eval: Any = 0.02
-    """Held-out texts: a path like `train`; `split`, the validation or test split beside the training texts; or the
-    fraction of the training documents to hold out."""
-
-    format: str = "auto"
-    """auto, text, jsonl (or one JSON array), csv, parquet, arrow, dataset (a directory of `datasets`), or hub."""
-
-    sequence_length: int = 512
-    """Longest sequence in tokens; packed sequences have just this length."""
-
-    packing: str = "auto"
-    """auto packs several documents into a row where the models keep them apart; on insists, off never packs."""
-
-    long_documents: str = "auto"
-    """A document longer than sequence_length: split (goes on in the next sequence), drop (counted and logged), error.
-    auto splits text; prompts and chats are dropped up to one in twenty, with a warning, and refused above that."""
-
-    records: str = "auto"
-    """Which fields of a record count: text, prompt_completion, messages, sharegpt (conversations), alpaca (instruction,
-    input, output); auto takes those that are there."""
-
-    columns: Any = field(default_factory=dict)
-    """What the data call the fields of a record, for instance `{prompt: question, completion: answer}`."""
-
-    text_documents: str = "file"
-    """What one document of a plain text file is: the whole file, or its sections between blank lines."""
-
-    chat_template: str | None = None
-    """A file with the chat template (Jinja) to use instead of the tokenizer's own."""
-
-    template_arguments: Any = field(default_factory=dict)
-    """The chat template's own variables, for instance `{enable_thinking: false}`."""
-
-    eval_sequences: int | None = None
-    """Evaluate on at most this many held-out sequences; null means all of them."""
-
-    length_bucketing: bool = True
-    """Where documents are not packed: make batches of documents of similar lengths, so that less is padded."""
-
-    cache: str | None = "auto"
-    """Directory that keeps tokenised texts for other ranks and later runs. auto: $XDG_CACHE_HOME/disaggkd or
-    ~/.cache/disaggkd, for texts of 8 MiB and more; null: keep nothing, each rank holds all tokens in memory."""
-
-    workers: Any = "auto"
-    """Processes that tokenise; auto: one per core, for texts of 16 MiB and more."""
-
-    streaming: bool = False
-    """Tokenise while training and keep nothing: for texts too large for the disk. data.eval must then be a path."""
-
-    shuffle_tokens: int = 4194304
-    """With streaming: sequences are shuffled among about so many tokens that follow one another in the texts."""
 
 
 @dataclass

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from disaggkd_cli.config.schema import DataConfig
+from disaggkd_cli.config.texts import DataConfig
 from disaggkd_cli.errors import UserError
 
 _RECORDS = 256

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from disaggkd_cli.config import Config
-from disaggkd_cli.config.schema import FromTeacherConfig
+from disaggkd_cli.config.models import FromTeacherConfig
 from disaggkd_cli.data import load_tokenizer
 from disaggkd_cli.losses import Head
 from disaggkd_cli.models.fill import fill

@@ -9,7 +9,7 @@ import fnmatch
 import re
 from collections.abc import Iterator
 
-from disaggkd_cli.config.schema import LoraConfig
+from disaggkd_cli.config.models import LoraConfig
 from disaggkd_cli.errors import UserError
 from disaggkd_cli.planner.models.parameters import (
     count_parameters,

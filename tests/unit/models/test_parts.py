@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from disaggkd_cli.config import Config
-from disaggkd_cli.config.schema import FromTeacherConfig, LoraConfig
+from disaggkd_cli.config.models import FromTeacherConfig, LoraConfig
 from disaggkd_cli.errors import UserError
 from disaggkd_cli.models import load_causal_lm, resolve_source, student_from_layers
 from disaggkd_cli.models.fill import fill

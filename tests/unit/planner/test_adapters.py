@@ -3,7 +3,7 @@
 import pytest
 
 from disaggkd_cli.config import Config
-from disaggkd_cli.config.schema import LoraConfig
+from disaggkd_cli.config.models import LoraConfig
 from disaggkd_cli.errors import UserError
 from disaggkd_cli.models.lora import add_adapters
 from disaggkd_cli.planner import memory

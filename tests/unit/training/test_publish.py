@@ -6,7 +6,7 @@ import types
 import yaml
 
 from disaggkd_cli.config import Config
-from disaggkd_cli.config.schema import FromTeacherConfig
+from disaggkd_cli.config.models import FromTeacherConfig
 from disaggkd_cli.training.model_card import licence_of, model_card
 from disaggkd_cli.training.publish import push_to_hub
 

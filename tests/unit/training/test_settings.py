@@ -6,7 +6,7 @@ import pytest
 
 from disaggkd_cli.config import Config
 from disaggkd_cli.config.load import known_keys
-from disaggkd_cli.config.schema import FromTeacherConfig, LoraConfig
+from disaggkd_cli.config.models import FromTeacherConfig, LoraConfig
 from disaggkd_cli.training.checkpoint import Checkpoint
 from disaggkd_cli.training.resume import changed_settings
 from disaggkd_cli.training.settings import (
