@@ -15,6 +15,7 @@ from disaggkd_cli.gpus import HeldGpus, gpus_here, hold_gpus
 from disaggkd_cli.launch import STUDENT, TEACHER, Place, discover_rendezvous, find_place, threads_for, under_launcher
 from disaggkd_cli.layouts import AUTO, asked_layout, facts_of, require
 from disaggkd_cli.planner.models import local_fields
+from disaggkd_cli.secret import make_secret, read_secret
 from disaggkd_cli.supervise import places, supervise
 from disaggkd_cli.training.run_directory import RunDirectory, Status, clear, describe, log_path, prepare, read_status
 
@@ -48,6 +49,8 @@ def run_job(
     if overwrite and resume != "never":
         raise UserError(f"--overwrite and --resume {resume}: the one deletes what the other goes on with; give one")
     _check_layout(config)
+    if config.launch.secret_file:
+        read_secret(Path(config.launch.secret_file).expanduser())
     if dry_run:
         if command != TEACHER:
             from disaggkd_cli.data import look_at_texts
@@ -120,7 +123,7 @@ def _supervised(command: str, config: Config, arguments: list[str], resume: str,
     with _hold_gpus(config, command, len(places(config, roles, "", None))):
         if overwrite:
             _delete_earlier(config)
-        directory = prepare(config.run_dir, to_yaml(config), resume=resume != "never")
+        directory = _prepare(config, resume=resume != "never")
         try:
             code = supervise(config, roles, arguments, directory, resume=resume, restarts=restarts)
         except DisaggkdError as error:
@@ -130,6 +133,14 @@ def _supervised(command: str, config: Config, arguments: list[str], resume: str,
         status = read_status(directory)
         print(f"disaggkd: {status.reason if status else 'stopped and saved'}", file=sys.stderr)
     return code
+
+
+def _prepare(config: Config, *, resume: bool) -> RunDirectory:
+    """Make the run directory ready, with the secret by which this run's teachers know it."""
+    directory = prepare(config.run_dir, to_yaml(config), resume=resume)
+    if config.teacher_ranks and config.launch.secret == "auto" and not config.launch.secret_file:
+        make_secret(directory.secret)
+    return directory
 
 
 def _supervised_replica(config: Config, arguments: list[str]) -> int:
@@ -180,7 +191,7 @@ def _one_rank(command: str, config: Config, resume: str, overwrite: bool) -> int
         if place.rank == 0 and place.launcher != "disaggkd":
             if overwrite and place.attempt == 0:
                 _delete_earlier(config, logs=False)  # other ranks may have opened theirs
-            directory = prepare(config.run_dir, to_yaml(config), resume=resume != "never" or place.attempt > 0)
+            directory = _prepare(config, resume=resume != "never" or place.attempt > 0)
         from disaggkd_cli.student import run_student
 
         run_student(config, place, directory, "auto" if place.attempt > 0 else resume)

@@ -8,6 +8,7 @@ import resource
 import signal
 import sys
 import time
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -17,10 +18,12 @@ from disaggkd_cli.config import Config
 from disaggkd_cli.config.by_device import student_dtype
 from disaggkd_cli.errors import UserError
 from disaggkd_cli.launch import TEACHER, Place, settle_interfaces, threads_for
+from disaggkd_cli.secret import await_secret, read_secret
 from disaggkd_cli.training.layout import group_timeout
 from disaggkd_cli.training.process import cap_gpu_memory, keep_memory_record
 from disaggkd_cli.training.run_directory import RunDirectory, log_path
-from disaggkd_cli.transport import open_store
+from disaggkd_cli.transport import Secret, open_store
+from disaggkd_cli.transport.listeners import deafen, opening
 from disaggkd_cli.transport.nccl_environment import prepare_nccl_environment
 
 logger = logging.getLogger("disaggkd")
@@ -117,19 +120,37 @@ def meet(config: Config, place: Place, *, timeout: float) -> dist.Store:
     return store
 
 
+def run_secret(config: Config) -> Secret:
+    """Return the secret of the run; where it is in the student's run directory, once the student has made it there.
+
+    Raises:
+        UserError: it did not come within `transport.teacher_wait` seconds, or cannot be used.
+    """
+    launch = config.launch
+    if launch.secret == "none" or not config.teacher_ranks:
+        return Secret()
+    if launch.secret_file:
+        return Secret(read_secret(Path(launch.secret_file).expanduser()))
+    path = RunDirectory(Path(config.run_dir).expanduser()).secret
+    return Secret(await_secret(path, config.transport.teacher_wait, logger.info))
+
+
 def init_group(config: Config, place: Place, store: dist.Store, device: torch.device) -> dist.ProcessGroup:
     """Form the default process group of this process's own role and return it."""
     backend = "nccl" if device.type == "cuda" else "gloo"
     if device.type == "cuda":
         backend = "cpu:gloo,cuda:nccl"
     prefix = f"world/{place.role}{place.replica if place.role == 'teacher' else ''}/{place.attempt}"
-    dist.init_process_group(
-        backend,
-        store=dist.PrefixStore(prefix, store),
-        rank=place.rank,
-        world_size=place.size,
-        timeout=group_timeout(config),
-        # Its communicator is formed now, before links form theirs beside it.
-        device_id=device if device.type == "cuda" else None,
+    # Its communicator is formed now, before links form theirs beside it; once all ranks have met, nobody else may come.
+    _, listeners = opening(
+        lambda: dist.init_process_group(
+            backend,
+            store=dist.PrefixStore(prefix, store),
+            rank=place.rank,
+            world_size=place.size,
+            timeout=group_timeout(config),
+            device_id=device if device.type == "cuda" else None,
+        )
     )
+    deafen(listeners)
     return dist.group.WORLD

@@ -19,7 +19,7 @@ from disaggkd_cli.layouts import AUTO, PIPELINE
 from disaggkd_cli.layouts.stages import idle_for_want_of_requests
 from disaggkd_cli.models.load import DTYPES
 from disaggkd_cli.planner.models import local_fields
-from disaggkd_cli.runtime import init_group, logger, meet, set_up
+from disaggkd_cli.runtime import init_group, logger, meet, run_secret, set_up
 from disaggkd_cli.training.build import build_components, build_module, open_source
 from disaggkd_cli.training.checkpoint import Checkpointer, load_training_state
 from disaggkd_cli.training.export import export_student
@@ -139,7 +139,9 @@ def _run(
         components.pad_id,
     )
     left = done < config.train.steps
-    source, pool = open_source(config, components, place.rank, store, device, plan.items(done), log, wait=left)
+    source, pool = open_source(
+        config, components, place.rank, store, device, plan.items(done), log, secret=run_secret(config), wait=left
+    )
     run = Training(
         config, module, optimizer, plan, source, checkpointer, components.identity, device, signals, progress, metrics,
         evaluations.__setitem__, samples, writer, done,

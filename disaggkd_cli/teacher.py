@@ -18,7 +18,7 @@ from disaggkd_cli.launch import Place
 from disaggkd_cli.models import model_fingerprint, requested_states
 from disaggkd_cli.models.verified import VerifiedTeacher, load_verified_teacher
 from disaggkd_cli.planner.models import local_fields
-from disaggkd_cli.runtime import logger, meet, set_up
+from disaggkd_cli.runtime import logger, meet, run_secret, set_up
 from disaggkd_cli.training.run_directory import RunDirectory
 from disaggkd_cli.transport import Identity, Request, Served, serve
 from disaggkd_cli.transport.probe import probe_of
@@ -106,6 +106,7 @@ def serve_students(
         timeout=config.transport.timeout,
         student_wait=wait,
         bind=config.launch.bind,
+        secret=lambda: run_secret(config),
         checksum=config.transport.checksum,
         device=device,
         backend=config.transport.backend,

@@ -156,9 +156,7 @@ def _form(store: dist.Store, index: int, side: int) -> Link:
     key, name = f"bench/{index}", f"bench link {index}"
     link = form_link(store, key, side, name=name, generation=1, timeout=TIMEOUT)
     identity = Identity(name)
-    link.payloads = open_payloads(
-        link, identity, identity, side, key, store, None, forming_timeout=TIMEOUT, bind="loopback"
-    )  # fmt: skip
+    link.payloads = open_payloads(link, identity, identity, side, store, None, forming_timeout=TIMEOUT, bind="loopback")
     return link
 
 

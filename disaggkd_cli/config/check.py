@@ -157,6 +157,8 @@ def _together(config: Config) -> Iterator[str]:
             f"teacher.parallelism: {teacher.parallelism} needs ranks of the teacher's own; colocated teachers are "
             "sharded with fsdp"
         )
+    if config.launch.secret == "none" and config.launch.secret_file:
+        yield "launch.secret_file: is set, but launch.secret=none leaves it unread; take one of the two out"
     rendezvous = config.launch.rendezvous
     if rendezvous is not None:
         host, _, port = rendezvous.rpartition(":")

@@ -38,6 +38,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "transport.dtype": tuple(FORMATS),
     "transport.backend": ("auto", "gloo", "nccl"),
     "launch.device": ("auto", "cpu", "cuda"),
+    "launch.secret": ("auto", "none"),
     "on_policy.writers": ("student", "generators"),
     "on_policy.generators.dtype": ("bfloat16", "float16", "float32"),
     "export.dtype": ("bfloat16", "float16", "float32"),
@@ -168,6 +169,14 @@ class LaunchConfig:
 
     device: str = "auto"
     """auto takes a GPU where there is one; cpu or cuda insist."""
+
+    secret: str = "auto"
+    """auto: student and teachers prove to each other that they know the run's secret. none: whoever reaches the
+    rendezvous is believed, and can change the weights."""
+
+    secret_file: str | None = None
+    """The file with the secret (mode 0600). null: `run_dir/secret`, which the student makes; teachers that do not see
+    that directory need a copy of the file."""
 
 
 @dataclass

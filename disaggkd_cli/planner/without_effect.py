@@ -58,6 +58,8 @@ WITHOUT_EFFECT: dict[str, str] = {
     "launch.rendezvous": "an address",
     "launch.threads": "host side",
     "launch.bind": "an address",
+    "launch.secret": "host side",
+    "launch.secret_file": "a file",
     **{f"on_policy.{name}": _WRITING for name in _ON_POLICY},
     **{f"log.{field.name}": "where figures go" for field in fields(LogConfig)},
 }

@@ -161,7 +161,7 @@ def _join_ring(
         side, peer = (TEACHER, after) if outwards else (STUDENT, before)
         link = world.form_link(number, side, peer)
         identities = teacher.identities
-        link.payloads = world.open_payloads(link, number, side, identities[rank], identities[peer], cuda)
+        link.payloads = world.open_payloads(link, side, identities[rank], identities[peer], cuda)
         if outwards:
             pipeline.output = StageOutput(link, checksum=config.transport.checksum, faults=faults, lost=lost, cuda=cuda)
         else:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from disaggkd_cli.errors import RunError
-from disaggkd_cli.transport.checksum import payload_checksum
+from disaggkd_cli.transport.checksum import body_checks, body_problem
 from disaggkd_cli.transport.cuda import Cuda, device_thread
 from disaggkd_cli.transport.errors import ChannelWedged, LinkLost, ProtocolError
 from disaggkd_cli.transport.faults import Faults
@@ -127,7 +127,7 @@ class StageOutput:
     def _send(self, item: Item) -> None:
         payloads = self._link.payloads
         staged = payloads.stage(item.states.detach().reshape(-1).view(torch.uint8))
-        checksum = payload_checksum(staged) if self._checksum else 0
+        checks = body_checks(staged, self._link.session) if self._checksum else {}
         width = item.states.shape[-1]
         if item.request is None:
             rows, size = item.states.shape[0], staged.numel()
@@ -135,7 +135,7 @@ class StageOutput:
         else:
             body = request_body(item.request)
             header = replace(request_header(item.request, body, item.ticket), width=width)
-        sent = self._link.start_header(replace(header, checksum=checksum))
+        sent = self._link.start_header(replace(header, **checks))
         if body is not None:
             self._link.send_request_body(body)
         staged = self._faults.at_payload(staged, sent)
@@ -224,10 +224,10 @@ class StageInput:
         slot = self._slot(size)
         payloads.start_receive(slot, size).wait()
         with payloads.inspecting():
-            whole = not header.checksum or payload_checksum(payloads.received(slot, size)) == header.checksum
-        if not whole:
+            problem = body_problem(payloads.received(slot, size), header.checksum, header.body_tag, self._link.session)
+        if problem:
             self._free.append(slot)
-            return Item(header.ticket, error="hidden states arrived damaged between two stages: a wrong checksum")
+            return Item(header.ticket, error=f"hidden states arrived damaged between two stages: {problem}")
         payloads.commit(slot, size)
         return Item(header.ticket, request, slot.buffer[:size].view(self._dtype).view(shape), slot)
 

@@ -26,7 +26,7 @@ from disaggkd_cli.errors import RunError
 from disaggkd_cli.launch import Place
 from disaggkd_cli.replica.conversation import Conversation
 from disaggkd_cli.replica.rounds import LEADER
-from disaggkd_cli.runtime import init_group, meet
+from disaggkd_cli.runtime import init_group, meet, run_secret
 from disaggkd_cli.transport.backends import open_payloads
 from disaggkd_cli.transport.cuda import Cuda
 from disaggkd_cli.transport.errors import LinkLost
@@ -68,6 +68,7 @@ class World:
         self.names = [replace(place, rank=rank).name for rank in range(place.size)]
         self._place = place
         self._store = store
+        self._secret = run_secret(config)
         self._bind = resolve_bind(config.launch.bind, store_endpoint(store))
 
     def form_link(self, number: int, side: int, peer: int) -> Link:
@@ -78,25 +79,22 @@ class World:
         """
         return form_link(
             self._store.clone(),
-            self._key(number),
+            f"replica/{self._place.replica}/{self._place.attempt}/link/{number}",
             side,
             name=f"link {self.name} - {self.names[peer]}",
             generation=self._place.attempt,
             timeout=self.timeout,
             forming_timeout=self.timeout,  # the ranks have just met
             bind=self._bind,
+            secret=self._secret,
         )
 
-    def open_payloads(self, link: Link, number: int, side: int, ours: Identity, theirs: Identity, cuda: Cuda | None):
+    def open_payloads(self, link: Link, side: int, ours: Identity, theirs: Identity, cuda: Cuda | None):
         """Return the payload channel of a link that was just formed: from the side TEACHER to the side STUDENT."""
         student, teacher = (ours, theirs) if side == STUDENT else (theirs, ours)
         return open_payloads(
-            link, student, teacher, side, self._key(number), self._store.clone(), cuda, forming_timeout=self.timeout,
-            bind=self._bind,
-        )  # fmt: skip
-
-    def _key(self, number: int) -> str:
-        return f"replica/{self._place.replica}/{self._place.attempt}/link/{number}"
+            link, student, teacher, side, self._store.clone(), cuda, forming_timeout=self.timeout, bind=self._bind
+        )
 
     def gather(self, text: str) -> list[str]:
         """Return the texts of all ranks, by rank. Collective.

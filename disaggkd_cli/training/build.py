@@ -54,7 +54,7 @@ from disaggkd_cli.training.settings import SETTINGS, settings_of
 from disaggkd_cli.training.sources import ColocatedSource, HiddenStateSource, RemoteSource
 from disaggkd_cli.training.student_module import StudentModule, freeze, shard_student, shard_teacher
 from disaggkd_cli.training.texts import read_texts
-from disaggkd_cli.transport import HiddenStateRing, Identity, TeacherPool, TeachersLost
+from disaggkd_cli.transport import HiddenStateRing, Identity, Secret, TeacherPool, TeachersLost
 from disaggkd_cli.units import format_bytes
 
 Log = Callable[[str], None]
@@ -287,6 +287,7 @@ def open_source(
     items: Iterator[WorkItem],
     log: Log,
     *,
+    secret: Secret,
     wait: bool = True,
 ) -> tuple[HiddenStateSource, TeacherPool | None]:
     """Return where hidden states come from, and the pool of teachers where they are elsewhere.
@@ -321,6 +322,7 @@ def open_source(
         timeout=transport.timeout,
         teacher_wait=transport.teacher_wait,
         bind=config.launch.bind,
+        secret=secret,
         leader=rank == 0,
         rank=rank,
         ranks=config.student.ranks,

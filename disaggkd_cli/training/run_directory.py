@@ -70,6 +70,11 @@ class RunDirectory:
         return self.root / "trackers.json"
 
     @property
+    def secret(self) -> Path:
+        """By which student and teachers know each other."""
+        return self.root / "secret"
+
+    @property
     def layers(self) -> Path:
         """The layers that `best_N` came to."""
         return self.root / "layers.json"

@@ -33,6 +33,7 @@ student rank 0; teachers survive the student's restart either way.
 """
 
 from disaggkd_cli.addresses import listen, resolve_bind, split_endpoint
+from disaggkd_cli.transport.authentication import Secret
 from disaggkd_cli.transport.errors import (
     ChannelWedged,
     CorruptPayload,
@@ -63,6 +64,7 @@ __all__ = [
     "ProtocolError",
     "Request",
     "RequestsExhausted",
+    "Secret",
     "Served",
     "StopReason",
     "TeacherPool",

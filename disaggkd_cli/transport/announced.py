@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import torch.distributed as dist
 
+from disaggkd_cli.transport.authentication import NO_SECRET, Secret
 from disaggkd_cli.transport.errors import ProtocolError
 from disaggkd_cli.transport.identity import Identity
 from disaggkd_cli.transport.rendezvous import MOST_TEACHERS, changes_key, invitation_keys, teacher_key, teachers_key
@@ -24,10 +25,18 @@ class Roster:
         store: a connection that nobody else uses; may be exchanged after it broke.
         log: told of each bad entry, once.
         clock: seconds.
+        secret: of the run; an entry that it did not seal is a bad one.
     """
 
-    def __init__(self, store: dist.Store, log: Callable[[str], None], clock: Callable[[], float] = time.monotonic):
+    def __init__(
+        self,
+        store: dist.Store,
+        log: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+        secret: Secret = NO_SECRET,
+    ):
         self.store = store
+        self._secret = secret
         self._log = log
         self._clock = clock
         self._identities: dict[int, Identity] = {}
@@ -77,7 +86,7 @@ class Roster:
             return
         self._missing_since.pop(number, None)
         try:
-            self._identities[number] = Identity.decode(self.store.get(key))
+            self._identities[number] = Identity.decode(self._secret.open(key, self.store.get(key)))
         except ProtocolError as error:
             self._over.add(number)
             self._name(f"teacher number {number} at the rendezvous is skipped: {error}")
@@ -112,7 +121,7 @@ class Invitations:
     """The invitations of one announced teacher.
 
     Args:
-        store, log, clock: see `Roster`.
+        store, log, clock, secret: see `Roster`.
         number: the teacher's.
     """
 
@@ -122,8 +131,10 @@ class Invitations:
         number: int,
         log: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
+        secret: Secret = NO_SECRET,
     ):
         self._store = store
+        self._secret = secret
         self._number = number
         self._log = log
         self._clock = clock
@@ -151,7 +162,7 @@ class Invitations:
                 self.answered(generation)
                 continue
             try:
-                return generation, Identity.decode(self._store.get(key))
+                return generation, Identity.decode(self._secret.open(key, self._store.get(key)))
             except ProtocolError as error:
                 self._log(f"invitation {generation} at the rendezvous is skipped: {error}")
                 self.answered(generation)

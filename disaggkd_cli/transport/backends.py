@@ -77,7 +77,6 @@ def open_payloads(
     student: Identity,
     teacher: Identity,
     side: int,
-    key: str,
     store: dist.Store,
     cuda: Cuda | None,
     *,
@@ -88,7 +87,6 @@ def open_payloads(
 
     Args:
         side: `STUDENT` or `TEACHER`, the caller's.
-        key: of the link in the store.
         store: a connection that nobody else uses from now on.
         cuda: where the caller's payloads lie; None for the CPU.
         forming_timeout, bind: as those of the link.
@@ -98,10 +96,11 @@ def open_payloads(
         LinkLost: the channel did not come about between the two.
     """
     if agree_on_backend(student, teacher) == "nccl" and cuda is not None:
-        group_store = dist.PrefixStore(f"{key}/nccl", store)
+        group_store = dist.PrefixStore(f"{link.key}/nccl", store)
         return form_nccl_payloads(group_store, side, cuda, name=link.name, timeout=link.timeout)
     # A pair of their own: one socket would keep the next READY behind the payload that travels.
+    where = f"{link.key}/payloads"
     pair = form_pair(
-        store, f"{key}/payloads", side, name=link.name, timeout=link.timeout, forming_timeout=forming_timeout, bind=bind
+        store, where, side, name=link.name, timeout=link.timeout, forming_timeout=forming_timeout, bind=bind
     )
     return HostPayloads(pair) if cuda is None else StagedPayloads(pair, cuda)

@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from disaggkd_cli.errors import RunError
 from disaggkd_cli.transport.announced import Roster
+from disaggkd_cli.transport.authentication import Secret
 from disaggkd_cli.transport.identity import Identity
 from disaggkd_cli.transport.neighbours import Neighbourhood
 from disaggkd_cli.transport.rendezvous import (
@@ -50,10 +51,11 @@ class Discovery:
         store: this thread's connection.
         neighbourhood: whom of many teachers to link with.
         seeker: who is told.
+        secret: of the run.
     """
 
-    def __init__(self, store: dist.Store, neighbourhood: Neighbourhood, seeker: TeacherSeeker):
-        self._roster = Roster(store, seeker.log)
+    def __init__(self, store: dist.Store, neighbourhood: Neighbourhood, seeker: TeacherSeeker, secret: Secret):
+        self._roster = Roster(store, seeker.log, secret=secret)
         self._neighbourhood = neighbourhood
         self._seeker = seeker
         self._stopped = threading.Event()

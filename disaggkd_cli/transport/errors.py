@@ -13,6 +13,10 @@ class ProtocolError(LinkLost):
     """The peer sent something that the protocol does not allow here. The link is closed, the payload never received."""
 
 
+class Unproved(LinkLost):
+    """What came is not signed with the run's secret: somebody stands where the peer should. The peer may come again."""
+
+
 class StaleReply(ProtocolError):
     """A reply to a ticket that is not open on this link: late, duplicated, or of another link's life."""
 

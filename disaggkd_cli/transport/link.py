@@ -12,12 +12,14 @@ been validated.
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from disaggkd_cli.transport.checksum import payload_checksum
+from disaggkd_cli.transport.authentication import NO_SECRET, NO_TAG, Secret, Session, open_session
+from disaggkd_cli.transport.checksum import body_checks, body_problem
 from disaggkd_cli.transport.errors import ProtocolError
 from disaggkd_cli.transport.pair import STUDENT, TEACHER, GlooPair, GlooTransfer, Tag, Transfer, form_pair
 from disaggkd_cli.transport.payloads import HostPayloads, PayloadChannel
@@ -38,14 +40,18 @@ class Link:
         pair: carries everything but payloads, which have a channel of their own as soon as the handshake is done.
         generation: the number both sides agreed on; a header of another one is refused.
         run_id: headers of another run are refused.
+        key: where the two sides of this link, and nobody else, look for each other at the rendezvous.
+        session: signs what this side sends and verifies what comes; None where the run has no secret.
 
     Attributes:
         payloads: how hidden states travel; a READY header goes before each. Host memory until set otherwise.
         pair: from outside only to form other payloads over it, and to measure gloo itself.
     """
 
-    def __init__(self, pair: GlooPair, generation: int, run_id: str):
+    def __init__(self, pair: GlooPair, generation: int, run_id: str, key: str = "", session: Session | None = None):
         self.pair = pair
+        self.key = key
+        self.session = session
         self.payloads: PayloadChannel = HostPayloads(pair)
         self.name = pair.name
         self.timeout = pair.timeout
@@ -59,15 +65,15 @@ class Link:
     def start_header(self, header: Header) -> Transfer:
         """Start to send one header, stamped with this link's run and generation; its body follows by itself."""
         stamped = replace(header, run=self._run, generation=self.generation)
-        message = torch.frombuffer(bytearray(stamped.encode()), dtype=torch.uint8)
+        message = torch.frombuffer(bytearray(stamped.encode(self.session)), dtype=torch.uint8)
         return self.pair.start_send(message, Tag.HEADER, f"a {header.kind.name} header")
 
     def start_message(self, header: Header, body: Tensor) -> Transfer:
         """Start to send a header with `body` (uint8 in host memory, at most `INLINE_BYTES`, copied here) behind it."""
         size = body.numel()
-        stamped = replace(header, run=self._run, generation=self.generation, body_bytes=size, inline=size).encode()
+        stamped = replace(header, run=self._run, generation=self.generation, body_bytes=size, inline=size)
         message = torch.empty(HEADER_BYTES + size + _TRAILER_BYTES, dtype=torch.uint8)
-        message[:HEADER_BYTES] = torch.frombuffer(bytearray(stamped), dtype=torch.uint8)
+        message[:HEADER_BYTES] = torch.frombuffer(bytearray(stamped.encode(self.session)), dtype=torch.uint8)
         message[HEADER_BYTES : HEADER_BYTES + size] = body
         message[HEADER_BYTES + size :] = message[HEADER_BYTES - _TRAILER_BYTES : HEADER_BYTES]
         return self.pair.start_send(message, Tag.HEADER, f"a {header.kind.name} message")
@@ -86,6 +92,7 @@ class Link:
         Raises:
             LinkLost: nothing came within the timeout, or the peer is gone.
             ProtocolError: what came is not a header of this run and link, or its body is not behind it.
+            Unproved: the peer did not sign it.
         """
         arriving = self._next_header or self._post_header()
         self._next_header = None
@@ -93,7 +100,7 @@ class Link:
         message = self._messages_in[0]
         self._messages_in.reverse()
         self._next_header = self._post_header()  # at once: the peer's next message waits for it
-        header = Header.decode(message[:HEADER_BYTES].numpy().tobytes())
+        header = Header.decode(message[:HEADER_BYTES].numpy().tobytes(), self.session)
         if header.run != self._run:
             raise ProtocolError(f"{self.name}: a header of another run (number {header.run:x}, ours is {self._run:x})")
         if header.generation != self.generation:
@@ -120,7 +127,7 @@ class Link:
     def send_text(self, kind: Kind, text: bytes, **header_fields: int) -> None:
         """Send a header of `kind` and `text` as its body (cut at `MAX_TEXT_BYTES`)."""
         body = torch.frombuffer(bytearray(text[:MAX_TEXT_BYTES] or b" "), dtype=torch.uint8)
-        self.start_message(Header(kind, checksum=payload_checksum(body), **header_fields), body).wait()
+        self.start_message(Header(kind, **body_checks(body, self.session), **header_fields), body).wait()
 
     def receive_text(self, header: Header) -> bytes:
         """Return the text that came with `header`, the last one received."""
@@ -129,8 +136,10 @@ class Link:
         body = self._inline_in
         if body is None:
             raise ProtocolError(f"{self.name}: {header.kind.name} without its text")
-        if payload_checksum(body) != header.checksum:
-            raise ProtocolError(f"{self.name}: a text arrived damaged")
+        if self.session and header.body_tag == NO_TAG:
+            raise ProtocolError(f"{self.name}: a text that nobody signed")
+        if problem := body_problem(body, header.checksum, header.body_tag, self.session):
+            raise ProtocolError(f"{self.name}: a text arrived damaged: {problem}")
         return body.numpy().tobytes()
 
     def send_request(self, header: Header, body: Tensor) -> None:
@@ -174,6 +183,7 @@ def form_link(
     timeout: float = 60.0,
     forming_timeout: float | None = None,
     bind: str = "loopback",
+    secret: Secret = NO_SECRET,
 ) -> Link:
     """Form the link `key` with the peer, which calls this with the other `side`.
 
@@ -183,10 +193,14 @@ def form_link(
         forming_timeout: seconds to wait for the peer to come; default `timeout`.
         bind: `loopback`, an address or host name of this machine to listen on, or `auto` (gloo chooses, and honours
             `GLOO_SOCKET_IFNAME`).
+        secret: of the run; the first message then proves that the peer knows it. Default: none.
 
     Raises:
         LinkLost: the peer did not come in time.
     """
     wait = forming_timeout or timeout
-    pair = form_pair(store, key, side, name=name, timeout=timeout, forming_timeout=wait, bind=bind)
-    return Link(pair, generation, run_id)
+    store.set_timeout(timedelta(seconds=wait))
+    session = open_session(store, key, side, secret, name)
+    where = f"{key}/{session.name}" if session else key
+    pair = form_pair(store, where, side, name=name, timeout=timeout, forming_timeout=wait, bind=bind)
+    return Link(pair, generation, run_id, where, session)

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from disaggkd_cli.transport.errors import LinkLost
+from disaggkd_cli.transport.listeners import deafen, opening
 
 STUDENT, TEACHER = 0, 1
 FORMING_SECONDS = 10.0
@@ -154,13 +155,15 @@ def form_pair(
     wait = timedelta(seconds=forming_timeout)
     store.set_timeout(wait)
     options = dist.ProcessGroupGloo._Options()
-    options._devices = [_device(bind)]
+    device, listeners = opening(lambda: _device(bind))
+    options._devices = [device]
     options._timeout = wait
     options._threads = 2
     try:
         group = dist.ProcessGroupGloo(dist.PrefixStore(key, store), side, 2, options)
     except RuntimeError as error:
         raise LinkLost(f"{name}: the peer did not come to form the link within {wait.total_seconds():g} s") from error
+    deafen(listeners)
     group._set_default_timeout(timedelta(seconds=timeout))
     return GlooPair(group, side, name, timeout)
 

@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from disaggkd_cli.addresses import resolve_bind
 from disaggkd_cli.errors import RunError
+from disaggkd_cli.transport.authentication import NO_SECRET, Secret, other_secret, tell_secret
 from disaggkd_cli.transport.backends import agree_on_backend, describe_device
 from disaggkd_cli.transport.connections import StoreConnections
 from disaggkd_cli.transport.cuda import cuda_of
@@ -50,6 +51,7 @@ class TeacherPool:
         timeout: seconds for any one transfer, and for one forward of a teacher (`transport.timeout`).
         teacher_wait: seconds without any teacher after which `TeachersLost` is raised (`transport.teacher_wait`).
         bind: `launch.bind`, see `resolve_bind`.
+        secret: of the run, which its teachers have too. Default: none.
         leader: student rank 0 passes True: it tells the teachers through the store when the student ends for good.
         rank, ranks: which student rank this is, of how many.
         links: where there are twice as many teachers or more, a rank links to some of them only, `links` to twice as
@@ -68,6 +70,7 @@ class TeacherPool:
         timeout: float = 60.0,
         teacher_wait: float = 300.0,
         bind: str = "loopback",
+        secret: Secret = NO_SECRET,
         leader: bool = False,
         rank: int = 0,
         ranks: int = 1,
@@ -83,13 +86,15 @@ class TeacherPool:
         self.timeout = timeout
         self.teacher_wait = teacher_wait
         self.bind = resolve_bind(bind, store_endpoint(store))
+        self.secret = secret
         self.leader = leader
         self.mixed = mixed
         self._changed = threading.Condition()
         self._ledger = Ledger()
         self._failure: BaseException | None = None
         self.events: deque[str] = deque(maxlen=1000)
-        self._store = store.clone()
+        self._meeting = store.clone()
+        self._store = self.secret.rooted(store.clone())
         self.connections = StoreConnections(self._store)
         self._neighbourhood = Neighbourhood(rank, ranks, links)
         self._on_event = on_event
@@ -103,7 +108,8 @@ class TeacherPool:
         self._closing = False
         if leader:
             begin_student(self._store)
-        self._discovery = Discovery(self._store, self._neighbourhood, self)
+            tell_secret(self._meeting, "student", self.secret)
+        self._discovery = Discovery(self._store, self._neighbourhood, self, self.secret)
         self._discovery.start()
 
     def wait_for_teacher(self) -> None:
@@ -365,8 +371,8 @@ class TeacherPool:
             compare_identities(self.identity, identity)
             agree_on_backend(self.identity, identity)
             if not self.mixed:
-                refuse_other_bits(self._discovery.store, identity)
-            elif problem := compare_probes(self._discovery.store, identity):
+                refuse_other_bits(self._discovery.store, identity, self.secret)
+            elif problem := compare_probes(self._discovery.store, identity, self.secret):
                 record.other_bits = True
                 self.log(f"{problem}; this run is not reproducible bit for bit (transport.mixed_teachers=true)")
         except IncompatiblePeer as error:
@@ -413,10 +419,17 @@ class TeacherPool:
 
     def _roll(self) -> str:
         if not self._records:
-            return "none ever announced itself at the rendezvous"
+            return f"none ever announced itself at the rendezvous{self._other_secret()}"
         return "seen: " + ", ".join(
             f"{record.identity.role} ({'refused' if record.blocked else 'gone'})" for record in self._records.values()
         )
+
+    def _other_secret(self) -> str:
+        try:
+            problem = other_secret(self._meeting, "teacher", self.secret)
+        except RuntimeError:
+            return ""
+        return f"; {problem}" if problem else ""
 
 
 def _is_due(record: TeacherRecord, now: float) -> bool:

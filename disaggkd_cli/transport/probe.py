@@ -13,7 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from disaggkd_cli.transport.errors import IncompatiblePeer
+from disaggkd_cli.transport.authentication import NO_SECRET, Secret
+from disaggkd_cli.transport.errors import IncompatiblePeer, ProtocolError
 from disaggkd_cli.transport.identity import Identity
 from disaggkd_cli.transport.protocol import Request
 from disaggkd_cli.wire import format_of
@@ -37,18 +38,24 @@ def probe_of(forward: Callable[[Request], Tensor], vocabulary: int, wire_dtype: 
     return hashlib.blake2b(memoryview(payload.numpy()), digest_size=8).hexdigest()
 
 
-def compare_probes(store: dist.Store, teacher: Identity) -> str:
+def compare_probes(store: dist.Store, teacher: Identity, secret: Secret = NO_SECRET) -> str:
     """Return what is wrong when this teacher computes other bits than the run's first one; an empty text when nothing.
 
     A teacher that says nothing of its probe is not compared. The first one that does is what others are held against.
 
     Args:
         store: the rendezvous.
+        secret: of the run; what it did not seal is written anew.
     """
     if not teacher.probe:
         return ""
     ours = f"{teacher.probe} {teacher.role} ({teacher.numerics})"
-    first = store.compare_set(_KEY, "", ours).decode(errors="replace")
+    sealed = secret.seal(_KEY, ours.encode()).hex()  # the store compares texts only
+    try:
+        first = secret.open(_KEY, bytes.fromhex(store.compare_set(_KEY, "", sealed).decode())).decode(errors="replace")
+    except (ProtocolError, ValueError):
+        store.set(_KEY, sealed)
+        return ""
     if first.split(" ", 1)[0] == teacher.probe:
         return ""
     return (
@@ -57,13 +64,13 @@ def compare_probes(store: dist.Store, teacher: Identity) -> str:
     )
 
 
-def refuse_other_bits(store: dist.Store, teacher: Identity) -> None:
+def refuse_other_bits(store: dist.Store, teacher: Identity, secret: Secret = NO_SECRET) -> None:
     """Return quietly when this teacher computes the same bits as the run's first one.
 
     Raises:
         IncompatiblePeer: with both and the mend.
     """
-    if problem := compare_probes(store, teacher):
+    if problem := compare_probes(store, teacher, secret):
         raise IncompatiblePeer(
             f"{problem}; give all teachers the same teacher.dtype, attention, layout, threads and versions, or set "
             "transport.mixed_teachers=true on the student for a run that is not reproducible bit for bit"

@@ -18,9 +18,10 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from disaggkd_cli.transport.errors import ProtocolError
+from disaggkd_cli.transport.authentication import NO_TAG, TAG_BYTES, Session
+from disaggkd_cli.transport.errors import ProtocolError, Unproved
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 MAGIC = b"DKD1"
 HEADER_BYTES = 128
 MAX_TEXT_BYTES = 16 * 1024
@@ -31,7 +32,8 @@ MAX_REQUEST_INTEGERS = 2**28
 
 _LAYOUT = struct.Struct("<4sHHQIHHQQIIQIIQIIIII")
 _CHECKSUM = struct.Struct("<I")
-_PADDING = bytes(HEADER_BYTES - _LAYOUT.size - _CHECKSUM.size)
+_SIGNED_BYTES = _LAYOUT.size + TAG_BYTES
+_PADDING = bytes(HEADER_BYTES - _SIGNED_BYTES - TAG_BYTES - _CHECKSUM.size)
 
 
 class Kind(enum.IntEnum):
@@ -76,7 +78,7 @@ class Header:
     `run` is `run_number(run_id)`, `generation` the link's number, `ticket` one hand-out of a request (a request sent
     again gets a new ticket), `checksum` the crc32 of the body, `busy_ms` how long the teacher's current forward has
     been running, `queued` how many requests wait at the teacher, `inline` how many bytes of body stand behind the
-    header in the same message: all of them, or none.
+    header in the same message: all of them, or none. `body_tag` stands for the checksum on links that have a session.
     """
 
     kind: Kind
@@ -97,19 +99,23 @@ class Header:
     documents: int = 0
     queued: int = 0
     inline: int = 0
+    body_tag: bytes = NO_TAG
 
-    def encode(self) -> bytes:
-        """Return the header as `HEADER_BYTES` bytes; the last four are the crc32 of what stands before."""
-        values = [int(getattr(self, field.name)) for field in fields(self)]
-        packed = _LAYOUT.pack(MAGIC, PROTOCOL_VERSION, *values) + _PADDING
+    def encode(self, session: Session | None = None) -> bytes:
+        """Return the header as `HEADER_BYTES` bytes: fields, tag of the body, the session's tag of both (zeros without
+        a session), crc32 of what stands before."""
+        values = [int(getattr(self, field.name)) for field in fields(self) if field.name != "body_tag"]
+        signed = _LAYOUT.pack(MAGIC, PROTOCOL_VERSION, *values) + self.body_tag
+        packed = signed + (session.tag_header(signed) if session else NO_TAG) + _PADDING
         return packed + _CHECKSUM.pack(zlib.crc32(packed))
 
     @staticmethod
-    def decode(data: bytes) -> Header:
+    def decode(data: bytes, session: Session | None = None) -> Header:
         """Return the header that `data` holds.
 
         Raises:
             ProtocolError: wrong size, magic, version, checksum or kind; the message says which.
+            Unproved: not the header that the other side of `session` sent next.
         """
         if len(data) != HEADER_BYTES:
             raise ProtocolError(f"a header has {HEADER_BYTES} bytes, this one has {len(data)}")
@@ -120,11 +126,14 @@ class Header:
             raise ProtocolError(f"the peer speaks protocol version {version}, this side speaks {PROTOCOL_VERSION}")
         if zlib.crc32(data[: -_CHECKSUM.size]) != _CHECKSUM.unpack_from(data, HEADER_BYTES - _CHECKSUM.size)[0]:
             raise ProtocolError("a header arrived damaged: its checksum is wrong")
+        signed, tag = data[:_SIGNED_BYTES], data[_SIGNED_BYTES : _SIGNED_BYTES + TAG_BYTES]
+        if session and not session.is_next_header(signed, tag):
+            raise Unproved("a header is not signed with this run's secret, or is not the one that was to come")
         try:
             kind = Kind(values[0])
         except ValueError as error:
             raise ProtocolError(f"unknown message kind {values[0]}") from error
-        return Header(kind, *values[1:])
+        return Header(kind, *values[1:], body_tag=signed[_LAYOUT.size :])
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ Keys (all under `disaggkd/`):
   `teacher/N/accepted/M`        set by the teacher, which then forms the link
   `student/ended`               set when the student is done for good, with the reason
 
+Identities are sealed with the run's secret, where it has one; each key is then below `Secret.rooted`.
 A teacher that restarts is a new number; nothing is ever reused, so nobody can meet the leftovers of a dead peer.
 """
 
@@ -24,6 +25,7 @@ import torch.distributed as dist
 
 from disaggkd_cli.addresses import listen, split_endpoint
 from disaggkd_cli.errors import RunError
+from disaggkd_cli.transport.authentication import NO_SECRET, Secret
 from disaggkd_cli.transport.errors import LinkLost
 from disaggkd_cli.transport.identity import Identity
 
@@ -90,7 +92,7 @@ def store_endpoint(store: dist.Store) -> str:
     return f"{store.host}:{store.port}"
 
 
-def announce_teacher(store: dist.Store, identity: Identity) -> int:
+def announce_teacher(store: dist.Store, identity: Identity, secret: Secret = NO_SECRET) -> int:
     """Announce a teacher rank and return its number.
 
     Raises:
@@ -99,7 +101,8 @@ def announce_teacher(store: dist.Store, identity: Identity) -> int:
     number = store.add(_ROOT + "teachers", 1) - 1
     if not 0 <= number < MOST_TEACHERS:
         raise RunError(f"the rendezvous gives number {number} to a teacher, {MOST_TEACHERS} at most are looked at")
-    store.set(f"{_ROOT}teacher/{number}/identity", identity.encode())
+    key = teacher_key(number, "identity")
+    store.set(key, secret.seal(key, identity.encode()))
     record_heartbeat(store, number)
     store.add(_ROOT + "changes", 1)
     return number
@@ -146,10 +149,11 @@ def invitation_keys(number: int, generation: int) -> tuple[str, str]:
     return f"{_ROOT}teacher/{number}/invitations", f"{_ROOT}teacher/{number}/invitation/{generation}"
 
 
-def invite_teacher(store: dist.Store, number: int, student: Identity) -> int:
+def invite_teacher(store: dist.Store, number: int, student: Identity, secret: Secret = NO_SECRET) -> int:
     """Invite a teacher to a new link and return the link's generation."""
     generation = store.add(f"{_ROOT}teacher/{number}/invitations", 1)
-    store.set(f"{_ROOT}teacher/{number}/invitation/{generation}", student.encode())
+    _, key = invitation_keys(number, generation)
+    store.set(key, secret.seal(key, student.encode()))
     return generation
 
 

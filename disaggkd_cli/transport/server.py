@@ -21,6 +21,7 @@ from disaggkd_cli.addresses import resolve_bind
 from disaggkd_cli.errors import RunError, UserError
 from disaggkd_cli.transport.announced import Invitations
 from disaggkd_cli.transport.answers import MOST_FAILURES, Answerer, Reply
+from disaggkd_cli.transport.authentication import Secret, other_secret, tell_secret
 from disaggkd_cli.transport.backends import describe_device
 from disaggkd_cli.transport.connections import StoreConnections
 from disaggkd_cli.transport.cuda import cuda_of, device_thread
@@ -64,6 +65,7 @@ def serve(
     timeout: float = 60.0,
     student_wait: float = 300.0,
     bind: str = "loopback",
+    secret: Callable[[], Secret] = Secret,
     checksum: bool = True,
     device: torch.device | None = None,
     backend: str = "auto",
@@ -80,6 +82,7 @@ def serve(
             stays unchanged afterwards, since it may be sent from where it lies.
         timeout: seconds for any one transfer (`transport.timeout`), the same on both sides.
         bind: `launch.bind`, see `resolve_bind`.
+        secret: returns the run's, each time after `connect`. Default: none.
         checksum: put a crc32 into each READY; payloads over NCCL have none.
         device: where `forward` computes; payloads are sent from there. Default: the CPU.
         backend: `transport.backend`, see `agree_on_backend`.
@@ -97,6 +100,7 @@ def serve(
         timeout=timeout,
         student_wait=student_wait,
         bind=bind,
+        secret=secret,
         checksum=checksum,
         device=device or torch.device("cpu"),
         backend=backend,
@@ -121,6 +125,7 @@ class TeacherServer:
         timeout: float,
         student_wait: float,
         bind: str,
+        secret: Callable[[], Secret],
         checksum: bool,
         device: torch.device,
         backend: str,
@@ -134,6 +139,7 @@ class TeacherServer:
         self.timeout = timeout
         self.student_wait = student_wait
         self.bind = self._bind = bind
+        self.secret, self._read_secret = Secret(), secret
         self.faults = Faults(identity.role)
         self.changed = threading.Condition()
         self._connect = connect
@@ -293,11 +299,11 @@ class TeacherServer:
         while not self._leaving:
             try:
                 if store is None:
-                    store = self._connect()
+                    store = self._meet()
                     connections = StoreConnections(store)
                     self.bind = resolve_bind(self._bind, store_endpoint(store))
-                    number = announce_teacher(store, self.identity)
-                    invitations = Invitations(store, number, lambda line: self._log(f"{self.identity.role}: {line}"))
+                    number = announce_teacher(store, self.identity, self.secret)
+                    invitations = Invitations(store, number, self._log_as_ours, secret=self.secret)
                     self._log(f"{self.identity.role} announced itself as number {number}")
                 if time.monotonic() - last_heartbeat >= HEARTBEAT_SECONDS:
                     record_heartbeat(store, number)
@@ -340,6 +346,15 @@ class TeacherServer:
             except RuntimeError as error:
                 self._log(f"{self.identity.role}: could not withdraw from the rendezvous: {str(error).splitlines()[0]}")
 
+    def _meet(self) -> dist.Store:
+        """Return the part of the rendezvous where the student of this run looks for its teachers."""
+        store = self._connect()
+        self.secret = self._read_secret()
+        tell_secret(store, "teacher", self.secret)
+        if problem := other_secret(store, "student", self.secret):
+            self._log(f"warning: {problem}")
+        return self.secret.rooted(store)
+
     def _leave(self, watcher: threading.Thread) -> None:
         with self.changed:
             self._leaving = True
@@ -349,6 +364,9 @@ class TeacherServer:
         deadline = time.monotonic() + _LINGER_SECONDS
         for thread in [*(link.thread for link in links), watcher]:
             thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _log_as_ours(self, line: str) -> None:
+        self._log(f"{self.identity.role}: {line}")
 
     def _log(self, line: str) -> None:
         if self._on_event is not None:

@@ -15,8 +15,9 @@ from typing import Protocol
 import torch.distributed as dist
 from torch import Tensor
 
+from disaggkd_cli.transport.authentication import Secret, Session
 from disaggkd_cli.transport.backends import agree_on_backend, open_payloads
-from disaggkd_cli.transport.checksum import payload_checksum
+from disaggkd_cli.transport.checksum import body_problem
 from disaggkd_cli.transport.connections import StoreConnections
 from disaggkd_cli.transport.cuda import Cuda, device_thread
 from disaggkd_cli.transport.errors import (
@@ -31,7 +32,7 @@ from disaggkd_cli.transport.identity import Identity, compare_identities
 from disaggkd_cli.transport.ledger import OutgoingRequest
 from disaggkd_cli.transport.link import STUDENT, Link, form_link
 from disaggkd_cli.transport.pair import Transfer, forming_seconds
-from disaggkd_cli.transport.payloads import Arrived, PayloadChannel
+from disaggkd_cli.transport.payloads import Arrived
 from disaggkd_cli.transport.protocol import PING_SECONDS, Header, Kind, StopReason, stop_reason
 from disaggkd_cli.transport.rendezvous import await_acceptance, invite_teacher, link_key
 from disaggkd_cli.wire import format_of_code
@@ -78,6 +79,7 @@ class LinkOwner(Protocol):
         identity: what the student says in the handshake.
         timeout: seconds for any one transfer, and for one forward of the teacher.
         bind: where pairs listen.
+        secret: of the run.
         cuda: where slots lie; None for the CPU.
         connections: whence the link's connection to the store was borrowed.
     """
@@ -85,6 +87,7 @@ class LinkOwner(Protocol):
     identity: Identity
     timeout: float
     bind: str
+    secret: Secret
     cuda: Cuda | None
     connections: StoreConnections
 
@@ -185,12 +188,11 @@ class StudentLink:
         identity = self._owner.identity
         if self.record.nccl_failed and identity.backend == "auto":
             identity = replace(identity, backend="gloo")
-        generation = invite_teacher(self._store, self.record.number, identity)
+        generation = invite_teacher(self._store, self.record.number, identity, self._owner.secret)
         await_acceptance(self._store, self.record.number, generation, forming_seconds(self._owner.timeout))
-        key = link_key(self.record.number, generation)
         link = form_link(
             self._store,
-            key,
+            link_key(self.record.number, generation),
             STUDENT,
             name=self._name,
             generation=generation,
@@ -198,9 +200,10 @@ class StudentLink:
             timeout=self._owner.timeout,
             forming_timeout=forming_seconds(self._owner.timeout),
             bind=self._owner.bind,
+            secret=self._owner.secret,
         )
         link.send_text(Kind.HELLO, identity.encode())
-        answer = link.receive_header()
+        answer = _first_answer(link)
         if answer.kind not in (Kind.WELCOME, Kind.REFUSAL):
             raise ProtocolError(f"{answer.kind.name} instead of WELCOME")
         text = link.receive_text(answer)
@@ -213,7 +216,7 @@ class StudentLink:
         nccl = agree_on_backend(identity, teacher) == "nccl"
         try:
             link.payloads = open_payloads(
-                link, identity, teacher, STUDENT, key, self._store, self._owner.cuda,
+                link, identity, teacher, STUDENT, self._store, self._owner.cuda,
                 forming_timeout=forming_seconds(self._owner.timeout), bind=self._owner.bind,
             )  # fmt: skip
         except LinkLost:
@@ -273,7 +276,7 @@ class StudentLink:
         elif link.carries(size):
             outgoing.slot.host_buffer[:size].copy_(body)
             if self._verified == self._announced:
-                self._verify(link.payloads, header, outgoing)  # the thread for arrivals rests: spare the way through it
+                self._verify(link, header, outgoing)  # the thread for arrivals rests: spare the way through it
                 return
             transfer = Arrived()
         else:
@@ -294,18 +297,20 @@ class StudentLink:
                     self._payload_lost = self._payload_lost or str(error)
                     link.close()
                 else:
-                    self._verify(link.payloads, header, outgoing)
+                    self._verify(link, header, outgoing)
                 self._verified += 1
         except Exception as error:  # a fault of ours must not leave the trainer waiting: say it there
             self._owner.fail(error)
 
-    def _verify(self, payloads: PayloadChannel, header: Header, outgoing: OutgoingRequest) -> None:
+    def _verify(self, link: Link, header: Header, outgoing: OutgoingRequest) -> None:
+        payloads = link.payloads
         now = time.monotonic()
         self.record.received_bytes += outgoing.ready.body_bytes
         seconds = now - max(self._last_reply, self._sent_at.pop(header.ticket, now))
         self._last_reply = now
         with payloads.inspecting():
-            problem = payload_problem(header, payloads.received(outgoing.slot, outgoing.ready.body_bytes))
+            payload = payloads.received(outgoing.slot, outgoing.ready.body_bytes)
+            problem = payload_problem(header, payload, link.session)
         if problem:
             self._strike(
                 outgoing, CorruptPayload(f"{self.record.identity.role}: request {outgoing.request_id}: {problem}")
@@ -339,6 +344,21 @@ class StudentLink:
             raise LinkLost(f"{self._name}: the teacher says it is idle, but owes a reply for more than {limit:g} s")
 
 
+def _first_answer(link: Link) -> Header:
+    """Return the teacher's first header, which proves that it is the teacher.
+
+    Raises:
+        LinkLost: it does not; a teacher in whose place somebody else spoke may link again.
+        ProtocolError: it cannot be read, where no secret tells a teacher from somebody else.
+    """
+    try:
+        return link.receive_header()
+    except ProtocolError as error:
+        if link.session:
+            raise LinkLost(f"{link.name}: somebody else answered in the teacher's place: {error}") from error
+        raise
+
+
 def check_ready(header: Header, expected: Header) -> None:
     """Return quietly when READY announces exactly what the request's slot expects.
 
@@ -354,10 +374,10 @@ def check_ready(header: Header, expected: Header) -> None:
             )
 
 
-def payload_problem(header: Header, payload: Tensor) -> str:
+def payload_problem(header: Header, payload: Tensor, session: Session | None = None) -> str:
     """Return what is wrong with the payload of a READY that was checked, or an empty text."""
-    if header.checksum and payload_checksum(payload) != header.checksum:
-        return "the payload's checksum is wrong"
+    if problem := body_problem(payload, header.checksum, header.body_tag, session):
+        return f"the payload: {problem}"
     if not format_of_code(header.dtype).is_finite(payload, header.rows, header.width):
         return "the hidden states are not finite"
     return ""

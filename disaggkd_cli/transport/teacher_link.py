@@ -10,8 +10,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from disaggkd_cli.transport.answers import Reply
+from disaggkd_cli.transport.authentication import Secret
 from disaggkd_cli.transport.backends import agree_on_backend, open_payloads
-from disaggkd_cli.transport.checksum import payload_checksum
+from disaggkd_cli.transport.checksum import body_checks
 from disaggkd_cli.transport.connections import StoreConnections
 from disaggkd_cli.transport.cuda import Cuda, device_thread
 from disaggkd_cli.transport.errors import ChannelWedged, IncompatiblePeer, LinkLost, ProtocolError
@@ -41,7 +42,8 @@ class LinkOwner(Protocol):
         identity: what the teacher says in the handshake.
         timeout: seconds for any one transfer.
         bind: where pairs listen.
-        checksum: whether a READY carries the checksum of its payload.
+        secret: of the run.
+        checksum: whether a READY carries the checksum, or the tag, of its payload.
         cuda: where payloads lie; None for the CPU.
         buffers: memory for replies.
         faults: ordered by tests.
@@ -50,6 +52,7 @@ class LinkOwner(Protocol):
     identity: Identity
     timeout: float
     bind: str
+    secret: Secret
     checksum: bool
     cuda: Cuda | None
     buffers: SendBuffers
@@ -158,10 +161,9 @@ class TeacherLink:
 
     def _form(self) -> Link:
         accept_invitation(self._store, self._teacher, self._generation)
-        key = link_key(self._teacher, self._generation)
         link = form_link(
             self._store,
-            key,
+            link_key(self._teacher, self._generation),
             TEACHER,
             name=self._name,
             generation=self._generation,
@@ -169,6 +171,7 @@ class TeacherLink:
             timeout=self._owner.timeout,
             forming_timeout=forming_seconds(self._owner.timeout),
             bind=self._owner.bind,
+            secret=self._owner.secret,
         )
         hello = link.receive_header()
         if hello.kind is not Kind.HELLO:
@@ -186,7 +189,6 @@ class TeacherLink:
             self.student,
             self._owner.identity,
             TEACHER,
-            key,
             self._store,
             self._owner.cuda,
             forming_timeout=forming_seconds(self._owner.timeout),
@@ -250,7 +252,7 @@ class TeacherLink:
         """
         staged = link.payloads.stage(reply.payload)
         checked = self._owner.checksum and link.payloads.checksums
-        header = replace(reply.header, checksum=payload_checksum(staged) if checked else 0)
+        header = replace(reply.header, **(body_checks(staged, link.session) if checked else {}))
         if header.body_bytes == staged.numel() and link.carries(staged.numel()):
             staged = self._owner.faults.at_payload(staged, Arrived())
             before, self._travelling = self._travelling, (link.start_message(header, staged), reply)

@@ -11,7 +11,17 @@ PACKAGE = Path(__file__).parents[2] / "disaggkd_cli"
 
 LEVELS = [
     {"errors", "faults", "files"},
-    {"units", "addresses", "gpus", "collective_texts", "collective_timeouts", "nodelist", "wire", "verbosity"},
+    {
+        "units",
+        "addresses",
+        "gpus",
+        "collective_texts",
+        "collective_timeouts",
+        "nodelist",
+        "secret",
+        "wire",
+        "verbosity",
+    },
     {"page", "model_files", "layouts"},
     {"losses"},
     {"config"},

@@ -93,7 +93,7 @@ def test_a_damaged_payload_costs_its_request_only(monkeypatch):
     for number in range(3):
         pair.output.put(Item(number, make_request(number), torch.randn(2, 9, WIDTH)))
     errors = [pair.heard.get(timeout=20).error for _ in range(3)]
-    assert errors == ["", "hidden states arrived damaged between two stages: a wrong checksum", ""]
+    assert errors == ["", "hidden states arrived damaged between two stages: its checksum is wrong", ""]
     pair.end()
 
 

@@ -157,7 +157,11 @@ def done_by_a_teacher(posted_ahead, checksum=True, small=False):
         return transfer(f"message {header.ticket}")
 
     link = SimpleNamespace(
-        payloads=Payloads(), start_header=start_header, start_message=start_message, carries=lambda size: small
+        payloads=Payloads(),
+        start_header=start_header,
+        start_message=start_message,
+        carries=lambda size: small,
+        session=None,
     )
     server = SimpleNamespace(
         identity=Identity("teacher 0"), device=torch.device("cpu"), timeout=4, checksum=checksum, cuda=None,

@@ -28,9 +28,12 @@ from disaggkd_cli.transport.protocol import (
 U16, U32, U64 = 2**16 - 1, 2**32 - 1, 2**64 - 1
 WIDTHS = {"dtype": U16, "flags": U16}
 WIDTHS |= {name: U64 for name in ("run", "ticket", "request_id", "token_hash", "body_bytes")}
-FIELDS = [field.name for field in dataclasses.fields(Header) if field.name != "kind"]
+FIELDS = [field.name for field in dataclasses.fields(Header) if field.name not in ("kind", "body_tag")]
 headers = st.builds(
-    Header, kind=st.sampled_from(Kind), **{name: st.integers(0, WIDTHS.get(name, U32)) for name in FIELDS}
+    Header,
+    kind=st.sampled_from(Kind),
+    body_tag=st.binary(min_size=16, max_size=16),
+    **{name: st.integers(0, WIDTHS.get(name, U32)) for name in FIELDS},
 )
 
 

@@ -51,7 +51,7 @@ def reply(link, ticket, value=1.0):
     ready = Header(Kind.READY, dtype=wire.code, ticket=ticket, rows=ROWS, width=WIDTH, body_bytes=size)
     outgoing = OutgoingRequest(SimpleNamespace(request_id=ticket), 4, None, None, ready, slot=slot, ticket=ticket)
     link._sent_at[ticket] = time.monotonic()
-    link._verify(HostPayloads(None), ready, outgoing)
+    link._verify(SimpleNamespace(payloads=HostPayloads(None), session=None), ready, outgoing)
 
 
 def said(link):
