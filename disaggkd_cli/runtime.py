@@ -23,6 +23,7 @@ from disaggkd_cli.training.layout import group_timeout
 from disaggkd_cli.training.process import cap_gpu_memory, keep_memory_record
 from disaggkd_cli.training.run_directory import RunDirectory, log_path
 from disaggkd_cli.transport import Secret, open_store
+from disaggkd_cli.transport.authentication import tell_secret_file, told_secret_file
 from disaggkd_cli.transport.listeners import deafen, opening
 from disaggkd_cli.transport.nccl_environment import prepare_nccl_environment
 
@@ -120,8 +121,11 @@ def meet(config: Config, place: Place, *, timeout: float) -> dist.Store:
     return store
 
 
-def run_secret(config: Config) -> Secret:
-    """Return the secret of the run; where it is in the student's run directory, once the student has made it there.
+def run_secret(config: Config, store: dist.Store, *, makes: bool = False) -> Secret:
+    """Return the secret of the run: from `launch.secret_file`, or from the student's run directory once it is there.
+
+    Args:
+        store: the rendezvous; with `makes`, this rank tells others there where the file is.
 
     Raises:
         UserError: it did not come within `transport.teacher_wait` seconds, or cannot be used.
@@ -131,8 +135,14 @@ def run_secret(config: Config) -> Secret:
         return Secret()
     if launch.secret_file:
         return Secret(read_secret(Path(launch.secret_file).expanduser()))
-    path = RunDirectory(Path(config.run_dir).expanduser()).secret
-    return Secret(await_secret(path, config.transport.teacher_wait, logger.info))
+    own = RunDirectory(Path(config.run_dir).expanduser().absolute()).secret
+    if makes:
+        tell_secret_file(store, own)
+
+    def find() -> Path | None:
+        return next((path for path in (own, told_secret_file(store, own.name)) if path and path.exists()), None)
+
+    return Secret(await_secret(find, own, config.transport.teacher_wait, logger.info))
 
 
 def init_group(config: Config, place: Place, store: dist.Store, device: torch.device) -> dist.ProcessGroup:

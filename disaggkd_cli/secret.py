@@ -1,6 +1,7 @@
 """The secret of a run: a file that its user alone may read, by which its student and its teachers know each other.
 
-The student makes it in its run directory. Whoever cannot see that directory gets a copy (`launch.secret_file`).
+The student makes it in its run directory and says at the rendezvous where that is. Whoever cannot see that directory
+needs a copy of the file (`launch.secret_file`).
 """
 
 from __future__ import annotations
@@ -75,23 +76,26 @@ def read_secret(path: Path, key: str = "launch.secret_file") -> bytes:
     return text
 
 
-def await_secret(path: Path, seconds: float, log: Callable[[str], None]) -> bytes:
-    """Return the secret in the student's run directory, waiting at most `seconds` for the student to make it.
+def await_secret(find: Callable[[], Path | None], expected: Path, seconds: float, log: Callable[[str], None]) -> bytes:
+    """Return the secret that `find` comes upon, asking it again and again for at most `seconds`.
+
+    Args:
+        expected: where the student is expected to make it, for messages.
 
     Raises:
-        UserError: it did not come, or see `read_secret`.
+        UserError: none came, or see `read_secret`.
     """
     deadline = time.monotonic() + seconds
     told = False
-    while not path.exists():
+    while (path := find()) is None:
         if time.monotonic() >= deadline:
             raise UserError(
-                f"no secret of the run came to {path} within {seconds:g} s; the student makes it in its run_dir: give "
-                "both sides the same run_dir, or copy the file (mode 0600) and set launch.secret_file to it, or set "
-                "launch.secret=none on both sides where everybody who reaches the rendezvous is trusted"
+                f"no secret of the run came to {expected} within {seconds:g} s; the student makes it in its run_dir: "
+                "copy it here (mode 0600) and set launch.secret_file to it, or set launch.secret=none on both sides "
+                "where everybody who reaches the rendezvous is trusted"
             )
         if not told:
-            log(f"waiting at most {seconds:g} s for the student to make {path}")
+            log(f"waiting at most {seconds:g} s for the student to make {expected}")
             told = True
         time.sleep(_POLL_SECONDS)
-    return read_secret(path, "run_dir")
+    return read_secret(path, "run_dir" if path == expected else "launch.secret_file")

@@ -84,8 +84,9 @@ def _run(
     device = set_up(config, place, directory)
     wanted_trackers(config.log)  # a missing client is said before anything is loaded
     store = meet(config, place, timeout=config.transport.timeout)
-    init_group(config, place, store, device)
     leader = place.rank == 0
+    secret = run_secret(config, store, makes=leader)
+    init_group(config, place, store, device)
     progress = RunProgress(config.train.steps, visible=leader)
 
     def log(line: str) -> None:
@@ -140,7 +141,7 @@ def _run(
     )
     left = done < config.train.steps
     source, pool = open_source(
-        config, components, place.rank, store, device, plan.items(done), log, secret=run_secret(config), wait=left
+        config, components, place.rank, store, device, plan.items(done), log, secret=secret, wait=left
     )
     run = Training(
         config, module, optimizer, plan, source, checkpointer, components.identity, device, signals, progress, metrics,

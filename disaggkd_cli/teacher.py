@@ -106,7 +106,7 @@ def serve_students(
         timeout=config.transport.timeout,
         student_wait=wait,
         bind=config.launch.bind,
-        secret=lambda: run_secret(config),
+        find_secret=lambda store: run_secret(config, store),
         checksum=config.transport.checksum,
         device=device,
         backend=config.transport.backend,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,7 +27,8 @@ from disaggkd_cli.errors import RunError
 from disaggkd_cli.launch import Place
 from disaggkd_cli.replica.conversation import Conversation
 from disaggkd_cli.replica.rounds import LEADER
-from disaggkd_cli.runtime import init_group, meet, run_secret
+from disaggkd_cli.runtime import init_group, meet
+from disaggkd_cli.transport import Secret
 from disaggkd_cli.transport.backends import open_payloads
 from disaggkd_cli.transport.cuda import Cuda
 from disaggkd_cli.transport.errors import LinkLost
@@ -68,7 +70,9 @@ class World:
         self.names = [replace(place, rank=rank).name for rank in range(place.size)]
         self._place = place
         self._store = store
-        self._secret = run_secret(config)
+        # The links between these ranks have a secret of their own: what only the group that has just met was told.
+        drawn = secrets.token_hex(32) if self.rank == LEADER and config.launch.secret == "auto" else ""
+        self._secret = Secret(self.gather(drawn)[LEADER].encode())
         self._bind = resolve_bind(config.launch.bind, store_endpoint(store))
 
     def form_link(self, number: int, side: int, peer: int) -> Link:

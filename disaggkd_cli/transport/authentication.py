@@ -9,8 +9,10 @@ Nothing is encrypted. Without a secret, entries and headers are as they come.
 from __future__ import annotations
 
 import hmac
+import os
 import secrets
 import struct
+from pathlib import Path
 
 import torch.distributed as dist
 
@@ -21,6 +23,7 @@ NO_TAG = bytes(TAG_BYTES)
 _SEAL_BYTES = 32
 _NONCE_BYTES = 16
 _HINT = "disaggkd/secret/"
+_MOST_PATH_BYTES = 4096
 
 
 def _tag(key: bytes, *parts: bytes | memoryview) -> bytes:
@@ -156,3 +159,19 @@ def other_secret(store: dist.Store, role: str, secret: Secret) -> str:
         f"the {role} at this rendezvous has secret {theirs!r}, this side {secret.name!r}: give both sides the same "
         "launch.secret_file, or none"
     )
+
+
+def tell_secret_file(store: dist.Store, path: Path) -> None:
+    """Say at the rendezvous where the file with the secret is, for those who can read it there."""
+    store.set(_HINT + "file", str(path).encode())
+
+
+def told_secret_file(store: dist.Store, name: str) -> Path | None:
+    """Return where the student says that the secret is, if it says so and the file is called `name`.
+
+    Anybody may have written that. A file that is another one costs the meeting, as any wrong secret does, and no more.
+    """
+    if not store.check([_HINT + "file"]):
+        return None
+    path = Path(os.fsdecode(bytes(store.get(_HINT + "file"))[:_MOST_PATH_BYTES]))
+    return path if path.name == name and path.is_absolute() else None

@@ -21,7 +21,7 @@ from disaggkd_cli.addresses import resolve_bind
 from disaggkd_cli.errors import RunError, UserError
 from disaggkd_cli.transport.announced import Invitations
 from disaggkd_cli.transport.answers import MOST_FAILURES, Answerer, Reply
-from disaggkd_cli.transport.authentication import Secret, other_secret, tell_secret
+from disaggkd_cli.transport.authentication import NO_SECRET, Secret, other_secret, tell_secret
 from disaggkd_cli.transport.backends import describe_device
 from disaggkd_cli.transport.connections import StoreConnections
 from disaggkd_cli.transport.cuda import cuda_of, device_thread
@@ -65,7 +65,7 @@ def serve(
     timeout: float = 60.0,
     student_wait: float = 300.0,
     bind: str = "loopback",
-    secret: Callable[[], Secret] = Secret,
+    find_secret: Callable[[dist.Store], Secret] = lambda store: NO_SECRET,
     checksum: bool = True,
     device: torch.device | None = None,
     backend: str = "auto",
@@ -82,7 +82,7 @@ def serve(
             stays unchanged afterwards, since it may be sent from where it lies.
         timeout: seconds for any one transfer (`transport.timeout`), the same on both sides.
         bind: `launch.bind`, see `resolve_bind`.
-        secret: returns the run's, each time after `connect`. Default: none.
+        find_secret: returns the run's, from the store that `connect` has just returned. Default: none.
         checksum: put a crc32 into each READY; payloads over NCCL have none.
         device: where `forward` computes; payloads are sent from there. Default: the CPU.
         backend: `transport.backend`, see `agree_on_backend`.
@@ -100,7 +100,7 @@ def serve(
         timeout=timeout,
         student_wait=student_wait,
         bind=bind,
-        secret=secret,
+        find_secret=find_secret,
         checksum=checksum,
         device=device or torch.device("cpu"),
         backend=backend,
@@ -125,7 +125,7 @@ class TeacherServer:
         timeout: float,
         student_wait: float,
         bind: str,
-        secret: Callable[[], Secret],
+        find_secret: Callable[[dist.Store], Secret],
         checksum: bool,
         device: torch.device,
         backend: str,
@@ -139,7 +139,7 @@ class TeacherServer:
         self.timeout = timeout
         self.student_wait = student_wait
         self.bind = self._bind = bind
-        self.secret, self._read_secret = Secret(), secret
+        self.secret, self._find_secret = NO_SECRET, find_secret
         self.faults = Faults(identity.role)
         self.changed = threading.Condition()
         self._connect = connect
@@ -349,7 +349,7 @@ class TeacherServer:
     def _meet(self) -> dist.Store:
         """Return the part of the rendezvous where the student of this run looks for its teachers."""
         store = self._connect()
-        self.secret = self._read_secret()
+        self.secret = self._find_secret(store)
         tell_secret(store, "teacher", self.secret)
         if problem := other_secret(store, "student", self.secret):
             self._log(f"warning: {problem}")

@@ -51,7 +51,8 @@ def test_two_sharded_ranks_give_the_same_run_to_the_last_bit(reference_config, r
 
 def test_two_tensor_parallel_ranks_agree_with_one(reference_config, reference, tmp_path):
     run = run_to_end(reference_config, tmp_path / "run", *TENSOR)
-    assert losses(run)[:10] == pytest.approx(losses(reference)[:10], rel=1e-5)
+    # Sums of two ranks round otherwise than those of one, and by how much depends on the processor's kernels.
+    assert losses(run)[:10] == pytest.approx(losses(reference)[:10], rel=3e-5)
     assert losses(run) == pytest.approx(losses(reference), rel=1e-4)
     assert rounds_of(run, "0.0") == rounds_of(run, "0.1")
     assert descendants(str(run)) == []

@@ -64,8 +64,12 @@ def test_a_missing_one_and_a_directory_are_refused(tmp_path):
 
 def test_who_waits_for_it_says_so_once_and_gives_up_with_the_mend(tmp_path):
     lines, path = [], tmp_path / "secret"
+
+    def find():
+        return path if path.exists() else None
+
     with pytest.raises(UserError, match="launch.secret=none"):
-        await_secret(path, 0.3, lines.append)
+        await_secret(find, path, 0.3, lines.append)
     assert len(lines) == 1 and str(path) in lines[0]
     threading.Timer(0.1, make_secret, [path]).start()
-    assert await_secret(path, 5, lines.append) == read_secret(path)
+    assert await_secret(find, path, 5, lines.append) == read_secret(path)

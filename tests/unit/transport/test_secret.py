@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from disaggkd_cli.transport import Identity, LinkLost, ProtocolError, Secret, open_store
 from disaggkd_cli.transport.announced import Invitations, Roster
-from disaggkd_cli.transport.authentication import NO_TAG, other_secret, tell_secret
+from disaggkd_cli.transport.authentication import NO_TAG, other_secret, tell_secret, tell_secret_file, told_secret_file
 from disaggkd_cli.transport.checksum import body_checks, body_problem
 from disaggkd_cli.transport.errors import Unproved
 from disaggkd_cli.transport.link import STUDENT, TEACHER, form_link
@@ -126,6 +126,15 @@ def test_sides_with_different_secrets_are_told_so(store, ours):
     assert "launch.secret_file" in other_secret(store, "student", fresh())
     assert "'none'" in other_secret(store, "student", Secret())
     assert ours.name not in ("none", "") and len(ours.name) == 8
+
+
+def test_the_student_says_where_the_file_is(store, tmp_path):
+    assert told_secret_file(store, "secret") is None
+    tell_secret_file(store, tmp_path / "secret")
+    assert told_secret_file(store, "secret") == tmp_path / "secret"
+    for lie in (b"/etc/passwd", b"secret", b"../secret", b"/" + b"x" * 10**6, b"\xff"):
+        store.set("disaggkd/secret/file", lie)
+        assert told_secret_file(store, "secret") is None
 
 
 def test_a_header_is_taken_once_in_order_from_the_other_side():
