@@ -1,7 +1,7 @@
 """A process that has reached a run's rendezvous and knows no secret: intruder.py ENDPOINT WHAT SECONDS.
 
-`impersonate` copies the identity of a teacher that announced itself, announces itself beside it, and answers whatever it
-is asked with other hidden states. `garbage` writes nonsense over what is there; `delete` deletes it, again and again.
+`impersonate` copies the identity of a teacher that announced itself, announces itself beside it, and answers what it is
+asked with other hidden states. `garbage` writes nonsense over what is there. `delete` deletes it, again and again.
 """
 
 from __future__ import annotations
