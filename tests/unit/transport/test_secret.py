@@ -147,6 +147,7 @@ def test_a_header_is_taken_once_in_order_from_the_other_side():
     _, second = (Header(Kind.READY, ticket=number).encode(teacher) for number in (1, 2))
     with pytest.raises(Unproved):
         Header.decode(second, student)  # one was left out
+    student, _ = sessions(fresh())
     with pytest.raises(Unproved):
         Header.decode(Header(Kind.PING).encode(student), student)  # its own, thrown back
     with pytest.raises(Unproved):
@@ -169,7 +170,7 @@ def test_every_signed_byte_counts():
         student, teacher = sessions(secret)
         data = bytearray(Header(Kind.READY, ticket=7, body_tag=secrets.token_bytes(16)).encode(teacher))
         data[position] ^= 1 << (position % 8)
-        with pytest.raises(ProtocolError if position < 8 else LinkLost):
+        with pytest.raises(LinkLost):
             Header.decode(refreshed(data), student)
 
 
