@@ -10,6 +10,7 @@ from pathlib import Path
 from disaggkd_cli.config import Config, load, to_yaml
 from disaggkd_cli.config.by_device import student_dtype
 from disaggkd_cli.config.linear_attention import missing_kernels
+from disaggkd_cli.config.on_policy import student_writes_all
 from disaggkd_cli.errors import DisaggkdError, RunError, UserError
 from disaggkd_cli.gpus import HeldGpus, gpus_here, hold_gpus
 from disaggkd_cli.launch import STUDENT, TEACHER, Place, discover_rendezvous, find_place, threads_for, under_launcher
@@ -55,7 +56,7 @@ def run_job(
         if command != TEACHER:
             from disaggkd_cli.data import look_at_texts
 
-            print("\n".join(look_at_texts(config.data)))
+            print("\n".join(look_at_texts(config.data, student_writes_all(config))))
         _print_places(config, command)
         on_gpu = config.launch.device == "cuda" or (config.launch.device == "auto" and bool(gpus_here()))
         if config.student.dtype == AUTO and command != TEACHER:

@@ -15,6 +15,7 @@ from disaggkd_cli.checks.sample import dataset_of, sample_sequences
 from disaggkd_cli.config import Config
 from disaggkd_cli.config.by_device import student_dtype
 from disaggkd_cli.config.layers import best_count, expected_layers
+from disaggkd_cli.config.on_policy import student_writes_all
 from disaggkd_cli.data import MicroBatch, Sequence, Splits, load_splits, load_tokenizer, padding_id
 from disaggkd_cli.losses import Head, reference_kd_loss
 from disaggkd_cli.models import (
@@ -152,7 +153,7 @@ def load_subject(config: Config, device: torch.device, log: Callable[[str], None
     teacher_tokenizer = load_tokenizer(config.teacher.model)
     tokenizer = load_tokenizer(config.student.model) if config.student.model else teacher_tokenizer
     pack, reason = decide_packing(config)
-    splits = load_splits(config.data, tokenizer, pack=pack, seed=config.seed)
+    splits = load_splits(config.data, tokenizer, pack=pack, seed=config.seed, prompts=student_writes_all(config))
     log("loading the teacher")
     teacher = load_causal_lm(source, dtype, "teacher.model").to(device)
     head = load_head(source, dtype, "teacher.model") if config.mode == "disaggregated" else head_of(teacher).detached()

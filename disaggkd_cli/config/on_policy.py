@@ -47,7 +47,8 @@ class OnPolicyConfig:
     window while the one before it is trained on."""
 
     prompt_tokens: int = 32
-    """First tokens of a running text that are its prompt. Prompts of pairs and conversations are what is masked."""
+    """First tokens of a running text that are its prompt. Prompts of pairs and conversations are what is masked.
+    With a fraction of 1 records may be prompts alone."""
 
     writers: str = "student"
     """Who writes: student, the student's own ranks between steps. generators, ranks of their own, cannot be run yet."""
@@ -58,3 +59,8 @@ class OnPolicyConfig:
 def student_writes(config: Any) -> bool:
     """Return whether the student writes some of the texts of a run, given its `Config`."""
     return config.on_policy is not None and config.on_policy.fraction > 0
+
+
+def student_writes_all(config: Any) -> bool:
+    """Return whether nothing but prompts is used of the training texts, so that those may lack answers."""
+    return config.on_policy is not None and config.on_policy.fraction == 1

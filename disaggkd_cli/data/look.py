@@ -20,16 +20,16 @@ RECORDS = 5
 _TEXT_BYTES = 1 << 16
 
 
-def look_at_texts(data_config: Any) -> list[str]:
+def look_at_texts(data_config: Any, prompts: bool = False) -> list[str]:
     """What the first records of each source of the `data` section are, a line a source, and what was noticed.
 
-    No tokenizer is asked, and of a data set on the Hub only the names of its splits.
+    No tokenizer is asked, and of a data set on the Hub only the names of its splits. `prompts` as in `load_splits`.
 
     Raises:
         UserError: a source is not there, or its first records can't be read as they are asked to be.
     """
     notes = Notes()
-    train, evaluation = named_sources(data_config, notes)
+    train, evaluation = named_sources(data_config, notes, prompts)
     sources = [*train, *(evaluation if isinstance(evaluation, list) else [])]
     lines = [_look(source, notes) for source in sources]
     return [*lines, *notes.lines()]
@@ -55,5 +55,7 @@ def _look(source: SourceFiles, notes: Notes) -> str:
 
 def _kind(document: Document) -> str:
     if isinstance(document, Conversation):
-        return "conversations"
-    return "prompts with completions" if isinstance(document, PromptCompletion) else "texts"
+        return "conversations to be answered" if document.is_prompt else "conversations"
+    if isinstance(document, PromptCompletion):
+        return "prompts to be completed" if document.completion is None else "prompts with completions"
+    return "texts"

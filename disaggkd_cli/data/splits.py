@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +46,7 @@ def load_splits(
     pack: bool,
     seed: int,
     progress: Progress | None = None,
+    prompts: bool = False,
 ) -> Splits:
     """Read, tokenise, split and lay out the data, or map what an earlier run, or another rank, has kept of it.
 
@@ -55,6 +56,7 @@ def load_splits(
         pack: several documents in a row (only where the model keeps them apart), or one.
         seed: decides which documents are held out.
         progress: see `Progress`.
+        prompts: whether prompts may stand alone in what is trained on, since the student completes each of them.
 
     Raises:
         UserError: anything about the files or the settings that the user must mend.
@@ -67,7 +69,7 @@ def load_splits(
         getattr(data_config, "template_arguments", None),
     )
     found = Notes()
-    train, evaluation = named_sources(data_config, found)
+    train, evaluation = named_sources(data_config, found, prompts)
     weights = whole_weights([source.weight for source in train])
     settings |= {"pack": pack, "tokenizer": tokenizer_fingerprint(tokenizer)}
     if len(train) > 1:
@@ -89,14 +91,18 @@ def load_splits(
     return Splits(with_notes(splits[0], found.lines()), splits[1])
 
 
-def named_sources(data_config: Any, notes: Notes) -> tuple[list[SourceFiles], list[SourceFiles] | float]:
-    """The sources to train on, and those to evaluate on or the fraction to hold out.
+def named_sources(
+    data_config: Any, notes: Notes, prompts: bool = False
+) -> tuple[list[SourceFiles], list[SourceFiles] | float]:
+    """The sources to train on, and those to evaluate on or the fraction to hold out; `prompts` as in `load_splits`.
 
     Raises:
         UserError: see `list_sources`; a file is in both.
     """
     reading = _settings(data_config) | {"columns": getattr(data_config, "columns", {})}
-    train = list_sources(data_config.train, "data.train", reading, notes)
+    train = [
+        replace(source, prompts=prompts) for source in list_sources(data_config.train, "data.train", reading, notes)
+    ]
     evaluation: list[SourceFiles] | float
     if data_config.eval == HELD_OUT_SPLIT:
         evaluation = held_out_beside(data_config.train, reading, notes)

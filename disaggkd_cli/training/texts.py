@@ -10,6 +10,7 @@ import numpy as np
 import torch.distributed as dist
 
 from disaggkd_cli.config import Config
+from disaggkd_cli.config.on_policy import student_writes_all
 from disaggkd_cli.data import (
     PAD_MULTIPLE,
     Splits,
@@ -32,7 +33,9 @@ def read_texts(config: Config, tokenizer: Any, pack: bool, log: Callable[[str], 
     """
     leader = not dist.is_initialized() or dist.get_rank() == 0
     with TextsProgress(log, bar=leader) as progress:
-        splits = load_splits(config.data, tokenizer, pack=pack, seed=config.seed, progress=progress)
+        splits = load_splits(
+            config.data, tokenizer, pack=pack, seed=config.seed, progress=progress, prompts=student_writes_all(config)
+        )
     splits.train.remember_in(Path(config.run_dir), write=leader)
     for dataset in (splits.train, splits.evaluation):
         for note in dataset.notes:

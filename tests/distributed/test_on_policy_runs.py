@@ -79,3 +79,33 @@ def test_a_student_that_is_its_teacher_has_nothing_to_learn(config, tmp_path):
     )
     assert losses(run) == pytest.approx([0.0, 0.0], abs=1e-6)
     assert metrics(run)[0]["eval_on_policy_kd"] == pytest.approx(0.0, abs=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fraction", [0.25, 0.5])
+def test_an_exact_share_is_written_with_accumulation_and_long_windows(config, tmp_path, fraction):
+    arguments = (
+        f"on_policy.fraction={fraction}", *WRITES[1:], "on_policy.every=4", "train.accumulation=2", *SHORT,
+    )  # fmt: skip
+    whole = run_to_end(config, tmp_path / "whole", *arguments)
+    run = tmp_path / "run"
+    assert disaggkd("run", str(config), f"run_dir={run}", *arguments, "train.stop_at=4")[0] == 75
+    carried = json.loads((run / "checkpoints" / "step_00000004" / "completions.json").read_text())["completions"]
+    between = int(1 / fraction)
+    assert [row[0] for row in carried] == list(range(32 + between - 1, 64, between))  # steps 4 … 7, of 8 sequences each
+    run_to_end(config, run, *arguments, "--resume", "auto")
+    assert weights_sha256(run) == weights_sha256(whole)
+
+
+@pytest.mark.slow
+def test_prompts_alone_are_enough_where_the_student_writes_everything(tmp_path):
+    asked, held = tmp_path / "asked.jsonl", tmp_path / "held.jsonl"
+    asked.write_text("".join(json.dumps({"prompt": f"It was the {word}"}) + "\n" for word in ["house", "man"] * 10))
+    held.write_text(json.dumps({"prompt": "She was", "completion": " very kind to her sister."}) + "\n")
+    config = write_config(tmp_path / "run.yaml", data__train=str(asked), data__eval=str(held))
+    arguments = ("on_policy.fraction=1.0", *WRITES[1:], "train.steps=3", "train.eval_every=0")
+    lines = metrics(run_to_end(config, tmp_path / "run", *arguments))
+    assert all(line["on_policy_kd"] > 0 and "data_kd" not in line for line in lines if "loss" in line)
+    assert all(line["supervised_tokens"] > 4 for line in lines if "loss" in line)
+    code, output = disaggkd("run", str(config), f"run_dir={tmp_path / 'half'}", *arguments, "on_policy.fraction=0.5")
+    assert code == 2 and "asked.jsonl line 1" in output and "on_policy.fraction=1" in output

@@ -127,7 +127,14 @@ class CachedBuild:
             "libraries": _versions(),
             "tokenizer": self.tokenizer_fingerprint,
             "chat template": [self.encoder.chat_template, self.encoder.template_arguments],
-            "read as": [source.key, source.format, source.records, source.text_documents, dict(source.columns)],
+            "read as": [
+                source.key,
+                source.format,
+                source.records,
+                source.text_documents,
+                dict(source.columns),
+                source.prompts,
+            ],
             "files": [[file.format, file.split, file.config, *_identity(file)] for file in source.files],
         }
 

@@ -11,6 +11,7 @@ from disaggkd_cli.data.layout.fitting import drop_long
 from disaggkd_cli.data.layout.flat_documents import TokenizedDocuments
 from disaggkd_cli.data.layout.holding_out import hold_out, without_copies
 from disaggkd_cli.data.notes import Notes
+from disaggkd_cli.data.prompts_alone import refuse_to_hold_out
 from disaggkd_cli.data.read.source_files import SourceFiles
 from disaggkd_cli.data.refusals import refuse_many
 from disaggkd_cli.errors import UserError
@@ -48,6 +49,8 @@ class Assembly:
         if isinstance(self.evaluation, list):
             held = [self._fitting(source, tokens_of, evaluation_notes) for source in self.evaluation]
         else:
+            for source in self.train:
+                refuse_to_hold_out(train_notes, source.key)
             pairs = [hold_out(documents, self.evaluation, self.seed, evaluation_notes) for documents in train]
             held = [each for _, each in pairs]
             train = without_copies([each for each, _ in pairs], held, self.seed, evaluation_notes)
@@ -71,6 +74,7 @@ class Assembly:
         if not len(documents):
             raise UserError(
                 f"{source.key}: no document of {source.files[0].path} has a supervised token: texts need two tokens, "
-                "prompts a completion, conversations an assistant's turn"
+                "prompts a completion, conversations an assistant's turn (the student gives them its own only with "
+                "on_policy.fraction=1)"
             )
         return drop_long(documents, source.key, self.settings, notes)

@@ -24,7 +24,8 @@ class PromptCompletion:
 
     where: str
     prompt: str
-    completion: str
+    completion: str | None
+    """None: the student writes one."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,8 @@ class Conversation:
     """Indices of assistant's messages that do not count all the same."""
     template_arguments: dict[str, Any] = field(default_factory=dict)
     """Variables of the chat template, for this conversation alone."""
+    is_prompt: bool = False
+    """Whether the whole of it is asked: the student answers."""
 
     def with_messages(self, messages: list[dict]) -> Conversation:
         """The same with the messages in another form."""

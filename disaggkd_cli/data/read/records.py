@@ -7,12 +7,14 @@
 | messages          | `messages` (`role`, `content`, …), maybe `tools`                                              |
 | sharegpt          | `conversations` (`from`, `value`; or `role`, `content`), maybe `system` and `tools`           |
 | alpaca            | `instruction`, `output`, maybe `input`, `system` and `history`                                |
+
+Where the student completes every prompt, a prompt may stand alone, and a conversation may end with what is asked.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from disaggkd_cli.config.source_names import RECORD_FIELDS
@@ -38,7 +40,9 @@ def _text(record: dict, where: str) -> Document:
 
 
 def _prompt_completion(record: dict, where: str) -> Document:
-    prompt, completion = (_maybe_messages(record[name]) for name in ("prompt", "completion"))
+    prompt, completion = (_maybe_messages(record.get(name)) for name in ("prompt", "completion"))
+    if completion is None:
+        return _prompt_alone(prompt, record, where)
     if isinstance(prompt, list) != isinstance(completion, list):
         raise UserError(f"{where}: prompt and completion must both be texts, or both be lists of messages")
     if isinstance(prompt, list):
@@ -50,6 +54,19 @@ def _prompt_completion(record: dict, where: str) -> Document:
         return _conversation(messages, untrained, record, where)
     _require_strings(record, ("completion", "prompt"), where)
     return PromptCompletion(where, record["prompt"], record["completion"])
+
+
+def _prompt_alone(prompt: Any, record: dict, where: str) -> Document:
+    if not isinstance(prompt, list):
+        _require_strings(record, ("prompt",), where)
+        return PromptCompletion(where, prompt, None)
+    messages = messages_of(prompt, f"{where}: prompt")
+    if messages[-1]["role"] not in _ASKING:
+        raise UserError(
+            f"{where}: prompt has no completion and ends with a message of {messages[-1]['role']}, so nothing is "
+            f"asked; it must end with one of {' or '.join(_ASKING)}"
+        )
+    return _conversation(messages, frozenset(), record, where)
 
 
 def _maybe_messages(value: Any) -> Any:
@@ -93,6 +110,9 @@ def _conversation(messages: list[dict], untrained: frozenset[int], record: dict,
     return Conversation(where, plain, tools_of(record.get("tools"), where), untrained, arguments)
 
 
+_ASKING = ("user", "tool")
+"""Roles whose message an assistant answers."""
+_ALONE = "a prompt without an answer is only trained on with on_policy.fraction=1, and never held out"
 _WEIGHTS = ("weight", "train", "loss_mask")
 _OF_CHATS = frozenset({"tools", "chat_template_kwargs"})
 KINDS = {
@@ -124,6 +144,8 @@ class RecordForm:
     """One of RECORD_KINDS; auto refuses a record that could be read in two ways."""
     columns: Mapping[str, str] = field(default_factory=dict)
     """Field → the name that the data have for it."""
+    prompts: bool = False
+    """Whether the student completes every prompt, so that one may stand alone."""
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -147,23 +169,32 @@ class RecordForm:
         present = {key for key in RECORD_FIELDS if record.get(key) is not None}
         kind = self.kind
         if kind == "auto":
-            possible = [name for name, each in KINDS.items() if each.needed <= present]
+            possible = [name for name in KINDS if not self._missing(name, present)]
             if len(possible) > 1:
                 raise UserError(
                     f"{where}: could be read as {' or as '.join(possible)}; say which with data.records={possible[-1]}"
                 )
             if not possible:
+                alone = f". {_ALONE[0].upper()}{_ALONE[1:]}" if "prompt" in present else ""
                 raise UserError(
                     f"{where}: needs text, or prompt and completion, or messages, or conversations, or instruction and "
                     f"output; found {_keys(record, present)}. Other names: data.columns, for instance "
-                    "data.columns={prompt: question, completion: answer}"
+                    "data.columns={prompt: question, completion: answer}" + alone
                 )
             (kind,) = possible
-        elif missing := sorted(KINDS[kind].needed - present):
+        elif missing := self._missing(kind, present):
+            alone = f"; {_ALONE}" if missing == ["completion"] else ""
             raise UserError(
-                f"{where}: needs {' and '.join(missing)} (data.records={kind}); found {_keys(record, present)}"
+                f"{where}: needs {' and '.join(missing)} (data.records={kind}); found {_keys(record, present)}{alone}"
             )
-        return KINDS[kind].read(record, where), kind
+        document = KINDS[kind].read(record, where)
+        if self.prompts and isinstance(document, Conversation) and document.messages[-1]["role"] in _ASKING:
+            document = replace(document, is_prompt=True)
+        return document, kind
+
+    def _missing(self, kind: str, present: set[str]) -> list[str]:
+        needed = KINDS[kind].needed
+        return sorted(needed - present - ({"completion"} if self.prompts else set()))
 
     def _renamed(self, record: dict, where: str) -> dict:
         missing = [column for column in self.columns.values() if column not in record]

@@ -31,11 +31,13 @@ class SourceFiles:
     text_documents: str
     weight: float = 1
     columns: Mapping[str, str] = field(default_factory=dict)
+    prompts: bool = False
+    """Whether prompts may stand alone in it."""
 
     @property
     def form(self) -> RecordForm:
         """How its records are read."""
-        return RecordForm(self.records, dict(self.columns))
+        return RecordForm(self.records, dict(self.columns), self.prompts)
 
     @property
     def sizes(self) -> list[int]:

@@ -60,6 +60,15 @@ class ChatEncoder:
         spans = [(turn.begin, turn.end) for turn in turns if turn.message not in left_out]
         return ids, tokens_in_spans(offsets, spans)
 
+    def prompt(self, conversation: Conversation) -> list[int]:
+        """Token ids of all turns and of what the template puts before an answer.
+
+        Raises:
+            RefusedRecord: the template refuses the conversation.
+        """
+        ids, _ = self._tokens(self.template.render(self.template.in_its_form(conversation), generation_prompt=True))
+        return ids.tolist()
+
     def _tokens(self, text: str) -> tuple[np.ndarray, np.ndarray]:
         return ids_and_offsets_of(text, self.template.tokenizer, self._cutter)
 

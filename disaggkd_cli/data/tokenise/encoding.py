@@ -6,6 +6,8 @@
   "▁") would put a second one between them; there the whole is tokenised at once and cut at the boundary, and only where
   no token ends on it are the two tokenised apart.
 * Conversations: see `chat`.
+* What the student is to complete: the prompt, and behind it one end token that stands in for the completion, so that
+  the prompt is found where it is found in others. It is replaced before anything is trained on.
 
 A start token is put where the tokenizer puts one. Text and completions are ended with the tokenizer's end token if it
 has one; conversations end as their template says. A text that has such a token already gets no second.
@@ -85,7 +87,10 @@ class DocumentEncoder:
             for index, ids in zip(texts, ids_of_texts, strict=True):
                 encoded[index] = self._text(documents[index], ids)
         for index, document in enumerate(documents):
-            if isinstance(document, PromptCompletion):
+            if isinstance(document, PromptCompletion) and document.completion is None:
+                prompt = ids_of(document.prompt, self.tokenizer, self.cutter).tolist()
+                encoded[index] = self._asked(document, [*self._start(prompt), *prompt])
+            elif isinstance(document, PromptCompletion):
                 prompt, completion = self._prompt_and_completion(document)
                 encoded[index] = self._whole(prompt, completion, self._is_ended(document.completion), is_text=False)
             elif isinstance(document, Conversation):
@@ -121,10 +126,18 @@ class DocumentEncoder:
         if template not in self._chats:
             self._chats[template] = ChatEncoder(ChatTemplate(self.tokenizer, template, self.template_arguments))
         try:
+            if document.is_prompt:
+                return self._asked(document, self._chats[template].prompt(document))
             ids, said = self._chats[template].encode(document)
         except RefusedRecord as refused:
             return refused
         return EncodedDocument(ids, said, is_text=False)
+
+    def _asked(self, document: Document, prompt: list[int]) -> EncodedDocument | RefusedRecord:
+        if not prompt:
+            return RefusedRecord(document.where, "the prompt is empty, and there is nothing to go on from")
+        ids = np.asarray([*prompt, *(self.end_ids[:1] or prompt[-1:])], np.int32)
+        return EncodedDocument(ids, np.arange(len(ids)) == len(prompt), is_text=False)
 
     def _prompt_and_completion(self, document: PromptCompletion) -> tuple[list[int], list[int]]:
         if self.marks_beginnings and document.prompt:

@@ -17,6 +17,7 @@ from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any
 
 from disaggkd_cli.data.notes import Notes
+from disaggkd_cli.data.prompts_alone import is_prompt_alone, prompts_remark
 from disaggkd_cli.data.read.cutting import TextCutter
 from disaggkd_cli.data.read.documents import Document, PromptCompletion, Text
 from disaggkd_cli.data.read.readers import Item, Place, read_items
@@ -138,7 +139,9 @@ def _finished(batch: _ReadBatch, encoded: list[EncodedDocument | RefusedRecord],
         if isinstance(tokens, RefusedRecord):
             note_refused(batch.notes, key, tokens)
             continue
-        if isinstance(document, PromptCompletion) and not document.completion:
+        if is_prompt_alone(document):
+            batch.notes.add(prompts_remark(key), document.where)
+        if isinstance(document, PromptCompletion) and document.completion == "":
             batch.notes.add(f"{key}: {{count}} completions are empty (first: {{first}})", document.where)
         is_piece = isinstance(document, Text) and not (document.begins and document.ends)
         if is_piece or tokens.supervised[1:].any():
