@@ -11,6 +11,7 @@ from disaggkd_cli.page import render_page, table
 from disaggkd_cli.report.curves import curves
 from disaggkd_cli.report.memory import memory
 from disaggkd_cli.report.read import Run
+from disaggkd_cli.report.samples import samples
 from disaggkd_cli.report.summary import cards, compared
 from disaggkd_cli.report.timeline import timelines
 
@@ -28,6 +29,7 @@ def render(runs: Sequence[Run], first: str = "") -> str:
         cards(runs),
         compared(runs),
         curves(runs),
+        samples(runs),
         timelines(runs),
         memory(runs),
         events(runs),

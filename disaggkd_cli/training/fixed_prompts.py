@@ -7,7 +7,7 @@ The teacher is frozen, so it writes once a run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,12 +18,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from disaggkd_cli.config import Config
+from disaggkd_cli.config.on_policy import student_writes
 from disaggkd_cli.data import IGNORE, MicroBatch, TokenizedDataset, collate
 from disaggkd_cli.data import Sequence as TokenSequence
 from disaggkd_cli.errors import UserError
 from disaggkd_cli.losses import Head
 from disaggkd_cli.losses.heads import apply_head
-from disaggkd_cli.training.samples import FIXED, Sample, SamplesTable
+from disaggkd_cli.on_policy.completions import Completion
+from disaggkd_cli.on_policy.prompts import prompt_length
+from disaggkd_cli.training.samples import FIXED, ON_POLICY, Sample, SamplesTable
 from disaggkd_cli.transport import TeachersLost
 
 _BEGINNING = 24
@@ -39,7 +42,7 @@ def prompts_of(config: Config, held_out: TokenizedDataset, tokenizer: Any) -> li
     """Return the prompts as token ids: those of `log.sample_prompts`, else beginnings of the first held-out texts.
 
     Where prompts are masked (chats, completions) a text is one up to its first supervised token; running text gives
-    its first tokens.
+    its first tokens. In an on-policy run they are what the student is asked to complete at evaluations.
 
     Raises:
         UserError: a prompt of the config is empty, or leaves no room for an answer.
@@ -61,6 +64,11 @@ def prompts_of(config: Config, held_out: TokenizedDataset, tokenizer: Any) -> li
         if len(found) == log.samples:
             break
         sequence = held_out.sequence(index)
+        if student_writes(config):
+            length = prompt_length(sequence.labels, config.on_policy.prompt_tokens)
+            if 0 < length <= min(room, config.data.sequence_length - config.on_policy.max_new_tokens):
+                found.append(sequence.input_ids[:length].tolist())
+            continue
         first = sequence.document_lengths[0]
         asked = int(np.argmax(sequence.labels[:first] != IGNORE)) + 1
         # A label stands on the token before it, so running text is supervised from its first token on.
@@ -130,7 +138,13 @@ class FixedPrompts:
     teacher_texts: list[str] | None = field(default=None)
 
     def write(
-        self, step: int, module: nn.Module, source: Any, device: torch.device, log: Callable[[str], None]
+        self,
+        step: int,
+        module: nn.Module,
+        source: Any,
+        device: torch.device,
+        log: Callable[[str], None],
+        completions: Sequence[Completion] = (),
     ) -> None:
         """Let both write, and keep what they wrote. Collective over all student ranks.
 
@@ -140,6 +154,8 @@ class FixedPrompts:
             source: the run's `HiddenStateSource`.
             device: where the student computes.
             log: takes a line where the teacher cannot be asked.
+            completions: what the student of an on-policy run has drawn after held-out prompts; as many as there are
+                fixed prompts are shown, beside the teacher's words where it was asked the same.
         """
         if self.teacher_texts is None:
             self.teacher_texts = self._ask_teacher(source, device, log)
@@ -155,7 +171,16 @@ class FixedPrompts:
             if self.teacher_texts:
                 written.append(Sample(step, FIXED, asked, "teacher", self.teacher_texts[number]))
             written.append(Sample(step, FIXED, asked, "student", texts[number]))
-        self.table.write(written)
+        self.table.write([*written, *self.drawn(step, completions)])
+
+    def drawn(self, step: int, completions: Sequence[Completion]) -> Iterator[Sample]:
+        """Yield as many completions as there are prompts, each behind the teacher's words where those are known."""
+        known = dict(zip(map(tuple, self.prompts), self.teacher_texts or [], strict=False))
+        for one in completions[: len(self.prompts)]:
+            asked = self.tokenizer.decode(one.prompt)
+            if one.prompt in known:
+                yield Sample(step, ON_POLICY, asked, "teacher", known[one.prompt])
+            yield Sample(step, ON_POLICY, asked, "student", self.tokenizer.decode(one.ids))
 
     def _ask_teacher(self, source: Any, device: torch.device, log: Callable[[str], None]) -> list[str]:
         """Return what the teacher writes; nothing on ranks that have no part in it, or where it cannot be asked."""

@@ -14,6 +14,7 @@ from disaggkd_cli.config import Config
 from disaggkd_cli.errors import RunError, SavedAndResumable
 from disaggkd_cli.faults import fault_point
 from disaggkd_cli.models import head_of
+from disaggkd_cli.on_policy.completions import Completion
 from disaggkd_cli.on_policy.writer import StudentWriter
 from disaggkd_cli.training.checkpoint import Checkpointer
 from disaggkd_cli.training.evaluation import doubts_about_teacher, evaluate
@@ -233,6 +234,7 @@ def _take_together(run: Training) -> TeacherRows:
 
 
 def _evaluate(run: Training) -> None:
+    completions: list[Completion] = []
     with waiting_for(f"the others' evaluation after step {run.done}"):
         figures = evaluate(run.module, lambda: _take_together(run), run.plan, run.done, run.device)
         # What this evaluation received is its own; asking also starts the next step's count anew.
@@ -240,9 +242,10 @@ def _evaluate(run: Training) -> None:
         dist.all_reduce(received)
         figures["eval_received_bytes"] = int(received.item())
         if run.writer is not None:
-            figures |= evaluate_own_continuations(
+            own, completions = evaluate_own_continuations(
                 run.module, run.source, run.writer, run.plan.evaluation, run.config.data.sequence_length
             )
+            figures |= own
     if run.metrics is not None:
         run.metrics.write(run.done, figures)
     run.progress.log(
@@ -257,7 +260,7 @@ def _evaluate(run: Training) -> None:
     run.evaluated(run.done, figures)
     if run.samples is not None:
         with waiting_for(f"the others' samples after step {run.done}"):
-            run.samples.write(run.done, run.module, run.source, run.device, run.progress.log)
+            run.samples.write(run.done, run.module, run.source, run.device, run.progress.log, completions)
 
 
 def _save(run: Training, *, wait: bool) -> None:

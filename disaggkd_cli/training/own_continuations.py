@@ -20,11 +20,13 @@ OWN_KD = "eval_on_policy_kd"
 @torch.no_grad()
 def evaluate_own_continuations(
     module: StudentModule, source: HiddenStateSource, writer: StudentWriter, held_out: TokenizedDataset, length: int
-) -> dict[str, float]:
-    """Return the divergence, and how long continuations are, over all ranks. Collective over the student ranks.
+) -> tuple[dict[str, float], list[Completion]]:
+    """Return the divergence, and how long continuations are, over all ranks; and what this rank's prompts became.
+
+    Collective over the student ranks.
 
     Each rank completes a micro-batch of the first held-out prompts that leave room, with numbers of its own that are
-    the same at each evaluation. Nothing where all completions are empty, or no prompt has room.
+    the same at each evaluation. No figures where all completions are empty, or no prompt has room.
 
     Args:
         length: longest sequence of a row, in tokens.
@@ -39,7 +41,7 @@ def evaluate_own_continuations(
         dist.all_reduce(counted)
         rows, number, tokens = counted.tolist()
         if not rows:
-            return {}
+            return {}, texts
         room = writer.batch * writer.texts.section.max_new_tokens
         with source.aside(room) as states_of:
             lost = hidden = None
@@ -54,7 +56,7 @@ def evaluate_own_continuations(
             _, out = module(batch.to(writer.device), hidden, rows, evaluation=True)
             divergence = out.kd.double().cpu()
         dist.all_reduce(divergence)
-        return {OWN_KD: divergence.item(), "eval_completion_tokens_mean": tokens / number}
+        return {OWN_KD: divergence.item(), "eval_completion_tokens_mean": tokens / number}, texts
     finally:
         module.train()
 

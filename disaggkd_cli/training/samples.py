@@ -14,7 +14,9 @@ from pathlib import Path
 from disaggkd_cli import files
 
 FIXED, ON_POLICY = "fixed prompts", "on-policy"
-"""Tables: prompts that stay the same over a run, and completions that the student is trained on."""
+"""Tables: what is likeliest after fixed prompts, and what the student of an on-policy run draws, as for training."""
+_LOGGED = 400
+"""Characters of a text that a line of the log has; the file has all of them."""
 
 Log = Callable[[str], None]
 
@@ -40,7 +42,9 @@ class Sample:
     def line(self) -> str:
         """Return it as one line for the log; line ends in texts are written out."""
         prompt = self.prompt if len(self.prompt) <= 60 else f"… {self.prompt[-58:]}"
-        return f"{self.table}, after step {self.step}: {prompt!r} → {self.writer}: {self.text!r}"
+        left = len(self.text) - _LOGGED
+        more = f" … and {left} characters more" if left > 0 else ""
+        return f"{self.table}, after step {self.step}: {prompt!r} → {self.writer}: {self.text[:_LOGGED]!r}{more}"
 
 
 class SamplesTable:

@@ -103,8 +103,13 @@ def test_prompts_alone_are_enough_where_the_student_writes_everything(tmp_path):
     asked.write_text("".join(json.dumps({"prompt": f"It was the {word}"}) + "\n" for word in ["house", "man"] * 10))
     held.write_text(json.dumps({"prompt": "She was", "completion": " very kind to her sister."}) + "\n")
     config = write_config(tmp_path / "run.yaml", data__train=str(asked), data__eval=str(held))
-    arguments = ("on_policy.fraction=1.0", *WRITES[1:], "train.steps=3", "train.eval_every=0")
+    arguments = ("on_policy.fraction=1.0", *WRITES[1:], "train.steps=3", "train.eval_every=0", "log.samples=2")
     lines = metrics(run_to_end(config, tmp_path / "run", *arguments))
+    shown = [json.loads(line) for line in (tmp_path / "run" / "samples.jsonl").read_text().splitlines()]
+    drawn = [one for one in shown if one["table"] == "on-policy"]
+    assert [(one["step"], one["prompt"], one["writer"]) for one in drawn] == [
+        (step, "She was", writer) for step in (0, 3) for writer in ("teacher", "student")
+    ]
     assert all(line["on_policy_kd"] > 0 and "data_kd" not in line for line in lines if "loss" in line)
     assert all(line["supervised_tokens"] > 4 for line in lines if "loss" in line)
     code, output = disaggkd("run", str(config), f"run_dir={tmp_path / 'half'}", *arguments, "on_policy.fraction=0.5")

@@ -14,6 +14,7 @@ from disaggkd_cli.report.events import kind_of, read_events
 from disaggkd_cli.report.read import read_runs
 from disaggkd_cli.report.render import render
 from disaggkd_cli.report.summary import differing_keys, state_of
+from disaggkd_cli.training.samples import ON_POLICY, Sample, SamplesTable
 from tests.support.runs import write_config
 
 
@@ -229,3 +230,15 @@ def test_the_command_writes_one_file(tmp_path, capsys):
     assert "run: finished, 5 steps recorded" in capsys.readouterr().out
     with pytest.raises(UserError, match="--output"):
         report_command([str(root)], str(tmp_path / "missing" / "page.html"))
+
+
+def test_samples_are_shown_the_newest_first(tmp_path):
+    run = written_run(tmp_path / "run", 20)
+    assert "<h2>Samples</h2>" not in render(read_runs([str(run)]))
+    table = SamplesTable(run / "samples.jsonl", 0)
+    for step in (0, 8):
+        table.write([Sample(step, ON_POLICY, "It <was>", "student", f"a dark\nnight {step}")])
+    page = render(read_runs([str(run)]))
+    Balanced(page)
+    assert "1 earlier texts" in page and "It &lt;was&gt;" in page
+    assert page.index("a dark<br>night 8") < page.index("a dark<br>night 0")

@@ -9,10 +9,12 @@ import torch
 
 from disaggkd_cli.checks.sample import dataset_of
 from disaggkd_cli.config import Config
+from disaggkd_cli.config.on_policy import OnPolicyConfig
 from disaggkd_cli.data import IGNORE, Sequence
 from disaggkd_cli.errors import UserError
+from disaggkd_cli.on_policy.completions import Completion
 from disaggkd_cli.training.fixed_prompts import FixedPrompts, fixed_prompts, prompts_of, write_greedily
-from disaggkd_cli.training.samples import FIXED, Sample, SamplesTable
+from disaggkd_cli.training.samples import FIXED, ON_POLICY, Sample, SamplesTable
 from disaggkd_cli.transport import TeachersLost
 
 
@@ -47,6 +49,30 @@ def test_a_long_prompt_keeps_its_end():
 
 def test_the_same_beginning_is_taken_once():
     assert len(prompts_of(config(samples=3), dataset_of([text(0, 30), text(0, 40), text(5, 30)]), None)) == 2
+
+
+def test_prompts_of_an_on_policy_run_are_those_that_its_student_completes():
+    found = config(samples=3)
+    found.on_policy = OnPolicyConfig(prompt_tokens=7, max_new_tokens=40)
+    texts = [text(0, 64), text(100, 60, masked=30), text(200, 60, masked=20)]
+    assert prompts_of(found, dataset_of(texts), None) == [list(range(7)), list(range(200, 220))]
+
+
+def test_what_was_drawn_stands_beside_the_teachers_words(tmp_path):
+    class Words:
+        eos_token_id = None
+
+        def decode(self, ids):
+            return " ".join(map(str, ids))
+
+    table = SamplesTable(tmp_path / "samples.jsonl", 0)
+    fixed = FixedPrompts([[1, 2], [3]], 1, 0, Words(), None, table, ["its words", "more"])
+    drawn = [Completion(0, prompt, (8, 9), False, 0.1) for prompt in ((1, 2), (4,), (3,))]
+    assert list(fixed.drawn(5, drawn)) == [
+        Sample(5, ON_POLICY, "1 2", "teacher", "its words"),
+        Sample(5, ON_POLICY, "1 2", "student", "8 9"),
+        Sample(5, ON_POLICY, "4", "student", "8 9"),
+    ]
 
 
 def test_own_prompts_must_leave_room():

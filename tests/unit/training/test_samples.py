@@ -39,3 +39,8 @@ def test_a_long_prompt_is_logged_from_its_end(tmp_path):
 def test_texts_do_not_break_a_table():
     shown = as_markdown([Sample(1, FIXED, "a|b", "student", "one\ntwo <b>")])
     assert shown.splitlines()[2] == r"| a\|b | student | one ⏎ two &lt;b> |"
+
+
+def test_a_long_text_is_logged_up_to_a_limit_that_is_told():
+    line = Sample(3, FIXED, "It was", "student", "x" * 403).line()
+    assert line.endswith(f"student: '{'x' * 400}' … and 3 characters more")
