@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import subprocess
@@ -11,6 +10,7 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from pathlib import Path
 
 from disaggkd_cli.errors import UserError
+from disaggkd_cli.locks import Lock, Taken
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 SHARE = "DISAGGKD_SHARE_GPUS"
@@ -76,8 +76,7 @@ def hold_gpus(count: int, job: str, environment: Mapping[str, str] = os.environ)
 class HeldGpus:
     """GPUs that this process holds against other jobs until it closes them or ends, however it ends.
 
-    A lock of the operating system on a file per GPU in the directory for temporary files; the kernel lets go of it with
-    the process. Processes that this one starts do not inherit it.
+    A lock per GPU, on a file in the directory for temporary files.
     """
 
     def __init__(self, names: Sequence[str], job: str, directory: str | None = None) -> None:
@@ -90,7 +89,7 @@ class HeldGpus:
         Raises:
             UserError: another job holds one of them and says which it is.
         """
-        self._files: list[int] = []
+        self._locks: list[Lock] = []
         try:
             for name in dict.fromkeys(names):
                 self._take(name, job, Path(directory or tempfile.gettempdir()))
@@ -100,23 +99,19 @@ class HeldGpus:
 
     def _take(self, name: str, job: str, directory: Path) -> None:
         path = directory / f"disaggkd-gpu-{re.sub(r'[^A-Za-z0-9-]', '_', name)}.lock"
-        file = _opened(path)
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.read(file, 500).decode(errors="replace").strip() or "another job"
-            os.close(file)
+            self._locks.append(Lock(path, job))
+        except Taken as taken:
             raise UserError(
-                f"{VISIBLE}: GPU {name} of this machine is taken by {holder}; give each job GPUs of its own, such as "
-                f"{VISIBLE}=0,1 for one and {VISIBLE}=2,3 for the other, or wait until that one has ended "
-                f"({SHARE}=1 lets jobs share a GPU)"
+                f"{VISIBLE}: GPU {name} of this machine is taken by {str(taken) or 'another job'}; give each job GPUs "
+                f"of its own, such as {VISIBLE}=0,1 for one and {VISIBLE}=2,3 for the other, or wait until that one has "
+                f"ended ({SHARE}=1 lets jobs share a GPU)"
             ) from None
-        self._files.append(file)
-        try:
-            os.ftruncate(file, 0)
-            os.write(file, f"{job} (process {os.getpid()})\n".encode())
-        except OSError:
-            pass  # another user's file, or a full disk: the lock holds, its holder goes unnamed
+        except OSError as error:
+            raise UserError(
+                f"{path}: the lock of a GPU cannot be taken ({error.strerror}); set TMPDIR to a directory that jobs of "
+                "this machine share and may write to"
+            ) from None
 
     def __enter__(self) -> HeldGpus:
         return self
@@ -126,25 +121,5 @@ class HeldGpus:
 
     def close(self) -> None:
         """Let go of all of them."""
-        while self._files:
-            os.close(self._files.pop())
-
-
-def _opened(path: Path) -> int:
-    """Open a lock's file, made for all users; one that is there is opened without O_CREAT, which systems may refuse
-    for another user's file in a directory for temporary ones."""
-    try:
-        for flags in (os.O_RDWR, os.O_RDWR | os.O_CREAT | os.O_EXCL, os.O_RDWR):
-            try:
-                file = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-            except (FileNotFoundError, FileExistsError):
-                continue
-            if flags & os.O_CREAT:
-                os.fchmod(file, 0o666)
-            return file
-        return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError as error:
-        raise UserError(
-            f"{path}: the lock of a GPU cannot be opened ({error.strerror}); set TMPDIR to a directory that jobs of "
-            "this machine share and may write to"
-        ) from None
+        while self._locks:
+            self._locks.pop().close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
 
 from disaggkd_cli.config import Config, load, to_yaml
@@ -18,7 +19,16 @@ from disaggkd_cli.layouts import AUTO, asked_layout, facts_of, require
 from disaggkd_cli.planner.models import local_fields
 from disaggkd_cli.secret import make_secret, read_secret
 from disaggkd_cli.supervise import places, supervise
-from disaggkd_cli.training.run_directory import RunDirectory, Status, clear, describe, log_path, prepare, read_status
+from disaggkd_cli.training.run_directory import (
+    RunDirectory,
+    Status,
+    clear,
+    describe,
+    hold,
+    log_path,
+    prepare,
+    read_status,
+)
 
 _log = logging.getLogger("disaggkd")
 
@@ -121,7 +131,7 @@ def _roles(command: str) -> tuple[str, ...]:
 
 def _supervised(command: str, config: Config, arguments: list[str], resume: str, restarts: int, overwrite: bool) -> int:
     roles = _roles(command)
-    with _hold_gpus(config, command, len(places(config, roles, "", None))):
+    with _hold_gpus(config, command, len(places(config, roles, "", None))), _holding(config, command):
         if overwrite:
             _delete_earlier(config)
         directory = _prepare(config, resume=resume != "never")
@@ -157,6 +167,12 @@ def _hold_gpus(config: Config, command: str, ranks: int) -> HeldGpus:
     return hold_gpus(0 if config.launch.device == "cpu" else ranks, f"`disaggkd {command}` of {config.run_dir}")
 
 
+def _holding(config: Config, command: str) -> AbstractContextManager:
+    """Hold the run directory against another start while the context lasts."""
+    lock = hold(config.run_dir, f"`disaggkd {command}`")
+    return nullcontext() if lock is None else closing(lock)
+
+
 def _record_failure(directory: RunDirectory, error: DisaggkdError) -> None:
     """A rank that was killed could not say how it ended; its supervisor says it."""
     status = read_status(directory) or Status("failed")
@@ -189,13 +205,15 @@ def _one_rank(command: str, config: Config, resume: str, overwrite: bool) -> int
             with _hold_gpus(config, TEACHER, int(place.launcher == "single")):
                 return _teach(config, place)
         directory = RunDirectory(Path(config.run_dir).expanduser())
-        if place.rank == 0 and place.launcher != "disaggkd":
-            if overwrite and place.attempt == 0:
-                _delete_earlier(config, logs=False)  # other ranks may have opened theirs
-            directory = _prepare(config, resume=resume != "never" or place.attempt > 0)
-        from disaggkd_cli.student import run_student
+        first = place.rank == 0 and place.launcher != "disaggkd"
+        with _holding(config, command) if first else nullcontext():
+            if first:
+                if overwrite and place.attempt == 0:
+                    _delete_earlier(config, logs=False)  # other ranks may have opened theirs
+                directory = _prepare(config, resume=resume != "never" or place.attempt > 0)
+            from disaggkd_cli.student import run_student
 
-        run_student(config, place, directory, "auto" if place.attempt > 0 else resume)
+            run_student(config, place, directory, "auto" if place.attempt > 0 else resume)
     except DisaggkdError as error:
         _log.error("%s ends: %s", place.name, error)
         if place.launcher == "disaggkd" and error.exit_code == 75:

@@ -17,6 +17,7 @@ import psutil
 
 from disaggkd_cli import __version__, files
 from disaggkd_cli.errors import UserError
+from disaggkd_cli.locks import Lock, Taken
 from disaggkd_cli.training.step_lines import read_step_lines
 
 EXPORTS_OF_STEPS = "student_step_*"
@@ -70,6 +71,11 @@ class RunDirectory:
         return self.root / "trackers.json"
 
     @property
+    def lock(self) -> Path:
+        """Held by the one process that may write here."""
+        return self.root / "lock"
+
+    @property
     def secret(self) -> Path:
         """By which student and teachers know each other."""
         return self.root / "secret"
@@ -90,8 +96,49 @@ class RunDirectory:
         return self.root / "student"
 
     def parts(self) -> tuple[Path, ...]:
-        """Return every path above: all that a run leaves by itself."""
-        return tuple(getattr(self, name) for name, one in vars(RunDirectory).items() if isinstance(one, property))
+        """Return every path above but the lock: all that a run leaves by itself."""
+        named = (getattr(self, name) for name, one in vars(RunDirectory).items() if isinstance(one, property))
+        return tuple(path for path in named if path != self.lock)
+
+
+def hold(root: str | Path, job: str) -> Lock | None:
+    """Hold a run directory against other starts until the returned lock is closed, or this process ends.
+
+    Returns None, with a word on stderr, where the file system has no locks.
+
+    Raises:
+        UserError: another process works in it, or it cannot be written to.
+    """
+    directory = RunDirectory(Path(root).expanduser())
+    _make(directory, root)
+    try:
+        return Lock(directory.lock, job)
+    except Taken as taken:
+        raise UserError(
+            f"run_dir: {root} is taken by {str(taken) or 'another run'}; wait until that one has ended, stop it, or "
+            "choose another run_dir"
+        ) from None
+    except OSError as error:
+        print(f"warning: run_dir: {root} cannot be locked ({error.strerror}): see to it that no other run starts there "
+              "while this one goes", file=sys.stderr)  # fmt: skip
+        return None
+
+
+def _make(directory: RunDirectory, root: str | Path) -> None:
+    """Make a run directory that can be written to.
+
+    Raises:
+        UserError: it cannot be.
+    """
+    try:
+        directory.logs.mkdir(parents=True, exist_ok=True)
+        probe = directory.root / ".writable"
+        probe.write_text("")
+        probe.unlink(missing_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise UserError(f"run_dir: {root} is a file, or lies below one; name a directory") from None
+    except OSError as error:
+        raise UserError(f"run_dir: {root} cannot be written to: {error.strerror}; choose another run_dir") from None
 
 
 def log_path(directory: RunDirectory, name: str) -> Path:
@@ -108,15 +155,7 @@ def prepare(root: str | Path, config_yaml: str, *, resume: bool) -> RunDirectory
         UserError: when it cannot be written, or holds another run and `resume` is off.
     """
     directory = RunDirectory(Path(root).expanduser())
-    try:
-        directory.logs.mkdir(parents=True, exist_ok=True)
-        probe = directory.root / ".writable"
-        probe.write_text("")
-        probe.unlink()
-    except (FileExistsError, NotADirectoryError):
-        raise UserError(f"run_dir: {root} is a file, or lies below one; name a directory") from None
-    except OSError as error:
-        raise UserError(f"run_dir: {root} cannot be written to: {error.strerror}; choose another run_dir") from None
+    _make(directory, root)
     if directory.status.exists() and not resume:
         if not failed_before_its_first_step(directory):
             raise UserError(

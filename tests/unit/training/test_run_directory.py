@@ -1,5 +1,6 @@
 """What a run leaves on disk, and what it refuses to overwrite."""
 
+import errno
 import json
 import os
 
@@ -8,7 +9,7 @@ import pytest
 from disaggkd_cli.config import LogConfig
 from disaggkd_cli.errors import UserError
 from disaggkd_cli.training.metrics import MetricsLog, read_metrics
-from disaggkd_cli.training.run_directory import RunDirectory, Status, clear, describe, prepare, read_status
+from disaggkd_cli.training.run_directory import RunDirectory, Status, clear, describe, hold, prepare, read_status
 
 
 def test_a_fresh_directory(tmp_path):
@@ -156,3 +157,31 @@ def test_no_leftovers(tmp_path):
     directory = prepare(tmp_path / "a", "", resume=False)
     Status("running").write(directory)
     assert sorted(os.listdir(directory.root)) == ["config.yaml", "logs", "status.json"]
+
+
+def test_a_run_directory_is_held_by_one(tmp_path):
+    held = hold(tmp_path / "run", "`disaggkd run`")
+    with pytest.raises(UserError, match=rf"run_dir: .*run is taken by `disaggkd run` \(process {os.getpid()}\)"):
+        hold(tmp_path / "run", "another")
+    held.close()
+    held.close()
+    hold(tmp_path / "run", "another").close()
+
+
+def test_where_there_are_no_locks_that_is_said_and_the_run_goes_on(tmp_path, monkeypatch, capsys):
+    def no_locks(*_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("disaggkd_cli.locks.fcntl.flock", no_locks)
+    assert hold(tmp_path / "run", "`disaggkd run`") is None
+    assert "cannot be locked (No locks available)" in capsys.readouterr().err
+
+
+def test_deleting_a_run_leaves_the_lock_that_is_held(tmp_path):
+    directory = prepare(tmp_path / "run", "", resume=False)
+    Status("finished", last_step=20).write(directory)
+    held = hold(tmp_path / "run", "a")
+    clear(directory)
+    with pytest.raises(UserError, match="is taken by"):
+        hold(tmp_path / "run", "b")
+    held.close()
