@@ -13,6 +13,7 @@ from disaggkd_cli import __version__
 from disaggkd_cli.bench.commands import bench_app
 from disaggkd_cli.errors import DisaggkdError
 from disaggkd_cli.gpus import prepare_allocator
+from disaggkd_cli.terminal import write
 from disaggkd_cli.verbosity import command, is_verbose, say
 
 app = typer.Typer(
@@ -74,7 +75,7 @@ def _main(
     version: Annotated[bool, typer.Option("--version", metavar="", help="Print the version and stop.")] = False,
 ) -> None:
     if version:
-        print(__version__)
+        write(__version__)
         raise typer.Exit
 
 
@@ -205,8 +206,8 @@ def init(
     if list_them or recipe is None:
         width = max(map(len, recipes()))
         for entry in recipes().values():
-            print(f"{entry.name:{width}}  {entry.purpose}")
-        print("\ndisaggkd init RECIPE writes RECIPE.yaml here.")
+            write(f"{entry.name:{width}}  {entry.purpose}")
+        write("\ndisaggkd init RECIPE writes RECIPE.yaml here.")
         return
     target = Path(output or f"{recipe}.yaml")
     write_recipe(recipe, target)
@@ -223,7 +224,7 @@ def explain(
     """What a key of the config does, its default and its choices; or what a section holds."""
     from disaggkd_cli.config.reference import explain as explain_key
 
-    print(explain_key(key.rstrip(".=")))
+    write(explain_key(key.rstrip(".=")))
 
 
 @command(app)
@@ -234,7 +235,7 @@ def env() -> None:
     found = describe()
     width = max(map(len, found))
     for name, value in found.items():
-        print(f"{name:{width}}  {value}")
+        write(f"{name:{width}}  {value}")
 
 
 def main() -> None:
@@ -245,5 +246,5 @@ def main() -> None:
     except DisaggkdError as error:
         if is_verbose():
             traceback.print_exc()
-        print(f"disaggkd: {error}", file=sys.stderr)
+        write(f"disaggkd: {error}", sys.stderr)
         sys.exit(error.exit_code)

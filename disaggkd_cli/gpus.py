@@ -104,8 +104,8 @@ class HeldGpus:
         except Taken as taken:
             raise UserError(
                 f"{VISIBLE}: GPU {name} of this machine is taken by {str(taken) or 'another job'}; give each job GPUs "
-                f"of its own, such as {VISIBLE}=0,1 for one and {VISIBLE}=2,3 for the other, or wait until that one has "
-                f"ended ({SHARE}=1 lets jobs share a GPU)"
+                f"of its own, such as {VISIBLE}=0,1 for one and {VISIBLE}=2,3 for the other, or wait until that one "
+                f"has ended ({SHARE}=1 lets jobs share a GPU)"
             ) from None
         except OSError as error:
             raise UserError(

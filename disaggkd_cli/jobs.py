@@ -19,6 +19,7 @@ from disaggkd_cli.layouts import AUTO, asked_layout, facts_of, require
 from disaggkd_cli.planner.models import local_fields
 from disaggkd_cli.secret import make_secret, read_secret
 from disaggkd_cli.supervise import places, supervise
+from disaggkd_cli.terminal import write
 from disaggkd_cli.training.run_directory import (
     RunDirectory,
     Status,
@@ -53,7 +54,7 @@ def run_job(
     """
     config = load(path, overrides, running=not print_config)
     if print_config:
-        sys.stdout.write(to_yaml(config))
+        write(to_yaml(config), end="")
         return 0
     config.launch.rendezvous = discover_rendezvous(config, command)
     _check_command(command, config, resume)
@@ -66,14 +67,14 @@ def run_job(
         if command != TEACHER:
             from disaggkd_cli.data import look_at_texts
 
-            print("\n".join(look_at_texts(config.data, student_writes_all(config))))
+            write("\n".join(look_at_texts(config.data, student_writes_all(config))))
         _print_places(config, command)
         on_gpu = config.launch.device == "cuda" or (config.launch.device == "auto" and bool(gpus_here()))
         if config.student.dtype == AUTO and command != TEACHER:
-            print(f"student.dtype: auto is {student_dtype(config, 'cuda' if on_gpu else 'cpu')}")
+            write(f"student.dtype: auto is {student_dtype(config, 'cuda' if on_gpu else 'cpu')}")
         if on_gpu:
             for line in missing_kernels(config, local_fields):
-                print(f"warning: {line}")
+                write(f"warning: {line}")
         return 0
     if under_launcher() is None and command != TEACHER:
         return _supervised(command, config, [path, *overrides], resume, restarts, overwrite)
@@ -122,7 +123,7 @@ def _check_layout(config: Config) -> None:
         layout, reason = asked_layout(teacher.parallelism, teacher.ranks_per_replica, facts)
         require(layout, facts)
         if layout.ranks > 1 and teacher.parallelism == AUTO and under_launcher() is None:
-            print(f"teacher.parallelism=auto: {layout.parallelism}, since {reason}", file=sys.stderr)
+            write(f"teacher.parallelism=auto: {layout.parallelism}, since {reason}", sys.stderr)
 
 
 def _roles(command: str) -> tuple[str, ...]:
@@ -142,7 +143,7 @@ def _supervised(command: str, config: Config, arguments: list[str], resume: str,
             raise
     if code == 75:
         status = read_status(directory)
-        print(f"disaggkd: {status.reason if status else 'stopped and saved'}", file=sys.stderr)
+        write(f"disaggkd: {status.reason if status else 'stopped and saved'}", sys.stderr)
     return code
 
 
@@ -192,7 +193,7 @@ def _delete_earlier(config: Config, *, logs: bool = True) -> None:
     if not directory.status.exists():
         return
     if sys.stdin.isatty() and sys.stderr.isatty():
-        print(f"{config.run_dir} holds a run ({describe(directory)}). Delete it? [y/N] ", end="", file=sys.stderr)
+        write(f"{config.run_dir} holds a run ({describe(directory)}). Delete it? [y/N] ", sys.stderr, end="")
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
             raise UserError("--overwrite: nothing was deleted")
     clear(directory, logs=logs)
@@ -240,12 +241,12 @@ def _print_places(config: Config, command: str) -> None:
     """Print what would be started, rank by rank."""
     endpoint = config.launch.rendezvous or "127.0.0.1 (a free port)"
     found = places(config, _roles(command), endpoint, None)
-    print(f"config is sound; mode {config.mode}, run_dir {config.run_dir}, meeting at {endpoint}")
-    print(
+    write(f"config is sound; mode {config.mode}, run_dir {config.run_dir}, meeting at {endpoint}")
+    write(
         f"global batch {config.global_batch_sequences} sequences = {config.student.ranks} student ranks x "
         f"{config.train.micro_batch_sequences} sequences x {config.train.accumulation} micro-batches; "
         f"{config.train.steps} steps"
     )
     for place in found:
         model = config.teacher.model if place.role == TEACHER else config.student.model or "see student section"
-        print(f"  {place.name:12} threads {threads_for(config, place)}  model {model}")
+        write(f"  {place.name:12} threads {threads_for(config, place)}  model {model}")

@@ -26,6 +26,7 @@ from disaggkd_cli.transport import Secret, open_store
 from disaggkd_cli.transport.authentication import tell_secret_file, told_secret_file
 from disaggkd_cli.transport.listeners import deafen, opening
 from disaggkd_cli.transport.nccl_environment import prepare_nccl_environment
+from disaggkd_cli.units import printable
 
 logger = logging.getLogger("disaggkd")
 
@@ -84,6 +85,13 @@ def _device(config: Config, place: Place) -> torch.device:
     return device
 
 
+class _LiteralFormatter(logging.Formatter):
+    """Spells out what would steer the terminal of whoever reads the log."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
+
+
 def open_log(place: Place, directory: RunDirectory | None) -> None:
     """Send this rank's log to `logs/<role>_<rank>.log`, or to stderr where there is no run directory."""
     logger.setLevel(logging.INFO)
@@ -93,7 +101,7 @@ def open_log(place: Place, directory: RunDirectory | None) -> None:
     if directory is not None:
         directory.logs.mkdir(parents=True, exist_ok=True)
         handler = logging.FileHandler(log_path(directory, place.name), encoding="utf-8")
-    formatter = logging.Formatter(f"%(asctime)s [{place.name}] %(message)s")
+    formatter = _LiteralFormatter(f"%(asctime)s [{place.name}] %(message)s")
     formatter.converter = time.localtime
     handler.setFormatter(formatter)
     logger.handlers[:] = [handler]

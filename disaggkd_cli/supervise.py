@@ -23,6 +23,7 @@ from disaggkd_cli.collective_timeouts import stuck_collective
 from disaggkd_cli.config import Config
 from disaggkd_cli.errors import RunError, UserError
 from disaggkd_cli.launch import STUDENT, TEACHER, Place, child_environment
+from disaggkd_cli.terminal import write
 from disaggkd_cli.training.run_directory import RunDirectory
 
 _POLL_SECONDS = 0.1
@@ -335,4 +336,4 @@ def _tail(path: Path | None, lines: int = 12) -> str:
 
 
 def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    write(text, sys.stderr)

@@ -50,8 +50,14 @@ def format_seconds(seconds: float) -> str:
 
 def printable(text: str) -> str:
     """Return `text` with whatever could steer a terminal or reorder a line spelled out: control characters but
-    newlines, and Unicode's own controls and direction marks."""
-    return "".join(one if one == "\n" or not _steers(one) else one.encode("unicode_escape").decode() for one in text)
+    newlines and tabs, and Unicode's own controls and direction marks."""
+    if text.isprintable():
+        return text
+    return "".join(one if one in "\n\t" or not _steers(one) else _spelled(one) for one in text)
+
+
+def _spelled(character: str) -> str:
+    return character.encode("unicode_escape").decode()
 
 
 def _steers(character: str) -> bool:

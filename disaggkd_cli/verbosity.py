@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 from disaggkd_cli.errors import StoppedByHand, UserError
+from disaggkd_cli.terminal import write
 
 if TYPE_CHECKING:
     import typer
@@ -34,7 +35,7 @@ def is_verbose() -> bool:
 def say(line: str) -> None:
     """Print a line that is neither a result nor a warning, unless quiet."""
     if not is_quiet():
-        print(line)
+        write(line)
 
 
 def command(application: typer.Typer, **options: Any) -> Callable[[Callable], Callable]:

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from disaggkd_cli.terminal import write
 from disaggkd_cli.verbosity import command
 
 bench_app = typer.Typer(
@@ -62,7 +63,7 @@ def loss(
     options = LossBenchOptions(divergences=divergences, repeats=repeats, peers=peers, device=device, seed=seed, **shape)
     result = run(options)
     if as_json:
-        print(json.dumps(result, indent=2))
+        write(json.dumps(result, indent=2))
     else:
         print_table(result)
 
@@ -84,14 +85,12 @@ def link(
     for size in sizes:
         if size <= 0 or size % BYTES_PER_ROW:
             raise UserError(f"--payload {size}: must be a multiple of {BYTES_PER_ROW} bytes, one row")
-    report = bench_link(
-        sizes, tuple(links or (1, 2, 4)), rounds=rounds, log=lambda line: print(line, file=sys.stderr, flush=True)
-    )
+    report = bench_link(sizes, tuple(links or (1, 2, 4)), rounds=rounds, log=lambda line: write(line, sys.stderr))
     report["wire"] = bench_wire()
     if as_json:
-        print(json.dumps(report, indent=2))
+        write(json.dumps(report, indent=2))
     else:
-        print(format_link_report(report), format_wire_rows(report["wire"]), sep="\n\n")
+        write(f"{format_link_report(report)}\n\n{format_wire_rows(report['wire'])}")
 
 
 @command(bench_app)
@@ -121,8 +120,8 @@ def step(
     options = StepBenchOptions(
         config, tuple(overrides or ()), steps, repeats, tuple(mode or MODES), memory, results, fresh
     )
-    result = bench_step(options, lambda line: print(line, file=sys.stderr, flush=True), html)
-    print(json.dumps(result, indent=2) if as_json else format_step_report(result))
+    result = bench_step(options, lambda line: write(line, sys.stderr), html)
+    write(json.dumps(result, indent=2) if as_json else format_step_report(result))
 
 
 @command(bench_app)
@@ -164,8 +163,8 @@ def frontier(
         results=results,
         fresh=fresh,
     )
-    result = bench_frontier(options, lambda line: print(line, file=sys.stderr, flush=True))
-    print(json.dumps(result, indent=2) if as_json else format_frontier_report(result))
+    result = bench_frontier(options, lambda line: write(line, sys.stderr))
+    write(json.dumps(result, indent=2) if as_json else format_frontier_report(result))
 
 
 _DTYPES = ("float32", "bfloat16")

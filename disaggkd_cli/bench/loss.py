@@ -20,6 +20,7 @@ from disaggkd_cli.bench.peak import peak_extra_bytes
 from disaggkd_cli.bench.peers_loss import PEERS, Peer
 from disaggkd_cli.errors import UserError
 from disaggkd_cli.losses import DIVERGENCES, Head, fused_kd_loss, reference_kd_loss
+from disaggkd_cli.terminal import console as terminal_console
 from disaggkd_cli.units import format_bytes, parse_bytes
 
 FLOOR_TILES = {
@@ -170,7 +171,6 @@ _SHORT_DTYPES = {"float32": "fp32", "bfloat16": "bf16"}
 
 def print_table(result: dict) -> None:
     """Print the result of `run` as one table, times beside the floor and full logits of the same dtype."""
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(title=f"loss, forward + backward, {result['machine']['device']}", padding=(0, 0, 0, 1))
@@ -188,7 +188,7 @@ def print_table(result: dict) -> None:
         errors = ["" if row[key] is None else f"{row[key]:.1e}" for key in ("gradient_error", "gradient_error_near")]
         what = f"{row['implementation']} {row['budget']} {_SHORT_DTYPES.get(row['dtype'], row['dtype'])}"
         table.add_row(" ".join(what.split()), row["divergence"], f"{row['seconds']:.3f}", *ratios, scratch, *errors)
-    console = Console()
+    console = terminal_console()
     console.print(table)
     console.print(
         "error: of the gradients against float64, relative; near: the same where student and teacher nearly agree. "
@@ -196,7 +196,7 @@ def print_table(result: dict) -> None:
         highlight=False,
     )
     for peer in result["absent"]:
-        console.print(f"{peer['implementation']} ({peer['dtype']}): {peer['reason']}", markup=False)
+        console.print(f"{peer['implementation']} ({peer['dtype']}): {peer['reason']}")
 
 
 def _device(name: str) -> torch.device:

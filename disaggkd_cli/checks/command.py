@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-
 from disaggkd_cli.config import load
+from disaggkd_cli.terminal import console as terminal_console
+from disaggkd_cli.terminal import write
 from disaggkd_cli.verbosity import is_quiet
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ def check_command(path: str, overrides: Sequence[str], only: list[str] | None = 
         UserError: the config, a model or the texts cannot be read.
     """
     config = load(path, overrides, running=True)
-    progress, shown = Console(stderr=True), Console(stderr=as_json)
+    progress, shown = terminal_console(stderr=True), terminal_console(stderr=as_json)
     with progress.status("starting", spinner="dots") as status:
         from disaggkd_cli.checks.report import print_line, print_results, summary, to_json
         from disaggkd_cli.checks.result import FAIL
@@ -37,9 +36,9 @@ def check_command(path: str, overrides: Sequence[str], only: list[str] | None = 
 
         results = run_checks(config, only or None, status.update, ended)
     if as_json:
-        sys.stdout.write(to_json(results) + "\n")
+        write(to_json(results))
     elif is_quiet():
-        print(summary(results))
+        write(summary(results))
     else:
         print_results(results, shown)
     return 1 if any(result.outcome == FAIL for result in results) else 0

@@ -6,8 +6,9 @@ import sys
 import time
 from collections.abc import Callable
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from disaggkd_cli.terminal import console as terminal_console
 
 SECONDS_BETWEEN_LINES = 5.0
 
@@ -25,11 +26,11 @@ class TextsProgress:
         self._bar: Progress | None = None
         if bar and sys.stderr.isatty():
             self._bar = Progress(
-                TextColumn("{task.description}"),
+                TextColumn("{task.description}", markup=False),
                 BarColumn(),
-                TextColumn("{task.fields[documents]}"),
+                TextColumn("{task.fields[documents]}", markup=False),
                 TimeElapsedColumn(),
-                console=Console(stderr=True),
+                console=terminal_console(stderr=True),
                 transient=True,
             )
         self._last = time.monotonic()

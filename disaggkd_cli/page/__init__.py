@@ -8,13 +8,14 @@ from pathlib import Path
 
 from disaggkd_cli import files
 from disaggkd_cli.errors import UserError
+from disaggkd_cli.units import printable
 
 _STYLE = Path(__file__).with_name("style.html")
 
 
 def render_page(title: str, parts: Iterable[str]) -> str:
-    """Return a whole page of the given HTML parts."""
-    return (
+    """Return a whole page of the given HTML parts; what could reorder its lines stands spelled out."""
+    return printable(
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(title)}</title>{_STYLE.read_text(encoding='utf-8')}</head>\n"

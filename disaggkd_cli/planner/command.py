@@ -15,7 +15,7 @@ from disaggkd_cli.planner.models import local_fields
 from disaggkd_cli.planner.options import PlanOptions
 from disaggkd_cli.planner.plan import Plan, as_json, figures, make_plan
 from disaggkd_cli.planner.terms import explain
-from disaggkd_cli.units import printable
+from disaggkd_cli.terminal import console as terminal_console
 
 EXIT_FITS, EXIT_NOTHING_FITS = 0, 3
 
@@ -29,7 +29,7 @@ def plan_command(config: Config, options: PlanOptions, console: Console | None =
     Raises:
         UserError: unknown models or hardware, impossible options.
     """
-    console = console or Console()
+    console = console or terminal_console()
     if options.gpus is not None and options.gpus < 1:
         raise UserError(f"--gpus: {options.gpus} must be at least 1")
     if options.sweep:
@@ -49,14 +49,14 @@ def plan_command(config: Config, options: PlanOptions, console: Console | None =
     _print(plan, options, console)
     if not options.json and not options.explain and config.launch.device != "cpu":
         for line in missing_kernels(config, local_fields):
-            console.print(printable(f"warning: {line}"), markup=False, highlight=False)
+            console.print(f"warning: {line}", highlight=False)
     return EXIT_FITS if plan.verdict.mode else EXIT_NOTHING_FITS
 
 
 def _print(plan: Plan, options: PlanOptions, console: Console) -> None:
     if options.explain:
-        text = printable(explain(dict(figures(plan)), options.explain))
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
+        text = explain(dict(figures(plan)), options.explain)
+        console.print(text, highlight=False, soft_wrap=True)
         return
     simulated = None
     if options.simulate:
@@ -71,7 +71,7 @@ def _print(plan: Plan, options: PlanOptions, console: Console) -> None:
         plain = as_json(plan)
         if simulated is not None:
             plain["simulation"] = [vars(one) for one in simulated]
-        console.print(json.dumps(plain, indent=2), markup=False, highlight=False, soft_wrap=True)
+        console.print(json.dumps(plain, indent=2), highlight=False, soft_wrap=True)
         return
     from disaggkd_cli.planner.report_text import print_plan
 
@@ -81,7 +81,7 @@ def _print(plan: Plan, options: PlanOptions, console: Console) -> None:
 
         console.print(simulation_table(plan, simulated))
     if options.html:
-        console.print(printable(f"wrote {options.html}"), markup=False, highlight=False)
+        console.print(f"wrote {options.html}", highlight=False)
 
 
 def _write(path: Path, text: str) -> None:

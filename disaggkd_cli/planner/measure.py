@@ -24,7 +24,6 @@ from disaggkd_cli.planner.timing import (
 )
 from disaggkd_cli.planner.traffic import traffic
 from disaggkd_cli.planner.workload import Workload
-from disaggkd_cli.units import printable
 
 _WARM_UP = 0.2
 """Share of a run's first steps that count as warm-up and are left out of the medians."""
@@ -72,12 +71,12 @@ def measure_command(
             encoding="utf-8",
         )
         written = f"wrote {path}: " + ", ".join(f"{key} {value}" for key, value in fitted.items())
-        console.print(printable(written), markup=False, highlight=False)
+        console.print(written, highlight=False)
         return 0
     rows = compare(work, recorded)
     if as_json:
         plain = [{**vars(one), "error": one.error} for one in rows]
-        console.print(json.dumps({"figures": plain}, indent=2), markup=False, highlight=False, soft_wrap=True)
+        console.print(json.dumps({"figures": plain}, indent=2), highlight=False, soft_wrap=True)
     else:
         console.print(_table(rows, recorded))
     return 0

@@ -16,7 +16,7 @@ from disaggkd_cli.planner.memory import Phase, RankMemory
 from disaggkd_cli.planner.network import collective_rate, link_rate, on_one_node
 from disaggkd_cli.planner.plan import ModePlan, Plan
 from disaggkd_cli.planner.workload import Workload
-from disaggkd_cli.units import format_bytes, format_seconds, printable
+from disaggkd_cli.units import format_bytes, format_seconds
 
 TITLES = {
     "colocated_full": "colocated, full logits",
@@ -112,7 +112,7 @@ def _labelled(lines: list[tuple[str, str]]) -> Table:
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(overflow="fold")
     for label, text in lines:
-        grid.add_row(label, Text(printable(text)))
+        grid.add_row(label, Text(text))
     return grid
 
 

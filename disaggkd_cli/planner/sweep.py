@@ -71,7 +71,7 @@ def run_sweep(config: Config, sweeps: list[str], options: PlanOptions, console: 
     rows = [(values, _plan_of(config, dict(zip(keys, values, strict=True)), options)) for values in combinations]
     if options.json:
         rows_json = [{"values": dict(zip(keys, values, strict=True)), **as_json(plan)} for values, plan in rows]
-        console.print(json.dumps({"rows": rows_json}, indent=2), markup=False, highlight=False, soft_wrap=True)
+        console.print(json.dumps({"rows": rows_json}, indent=2), highlight=False, soft_wrap=True)
     else:
         console.print(_table(keys, rows))
     return 0 if any(plan.verdict.mode for _, plan in rows) else 3

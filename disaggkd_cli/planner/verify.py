@@ -78,7 +78,7 @@ def verify_command(config: Config, work: Workload, as_json: bool, console: Conso
         )
     verified = verify(work, hub_config(name, "student.model"))
     if as_json:
-        console.print(json.dumps(_plain(verified), indent=2), markup=False, highlight=False, soft_wrap=True)
+        console.print(json.dumps(_plain(verified), indent=2), highlight=False, soft_wrap=True)
     else:
         console.print(_table(verified))
     return 0 if abs(verified.error) <= verified.band else 1

@@ -12,6 +12,7 @@ import yaml
 
 from disaggkd_cli import __version__
 from disaggkd_cli.config import Config
+from disaggkd_cli.units import printable
 
 _MEASURES = (
     ("eval_perplexity", "perplexity", "{:,.1f}"),
@@ -41,14 +42,16 @@ def model_card(
     licence = licence_of(config.teacher.model)
     if licence:
         front["license"] = licence
+    recorded = _config_text(config)
+    fence = "```" + "`" * max(map(len, re.findall("`+", recorded)), default=0)
     parts = [
         "---",
         yaml.safe_dump(front, sort_keys=False).strip(),
         "---",
         "",
-        f"# {Path(config.run_dir).name}",
+        f"# {_literal(Path(config.run_dir).name)}",
         "",
-        f"Distilled from **{teacher}** with [disaggkd](https://pypi.org/project/disaggkd/) {__version__}.",
+        f"Distilled from **{_literal(teacher)}** with [disaggkd](https://pypi.org/project/disaggkd/) {__version__}.",
         "",
         _start(config, layers, teacher),
         _licence_line(teacher, licence),
@@ -69,9 +72,9 @@ def model_card(
         "",
         f"`disaggkd run run.yaml`, with {versions} and this config (paths are shortened to their last part):",
         "",
-        "```yaml",
-        _config_text(config),
-        "```",
+        f"{fence}yaml",
+        recorded,
+        fence,
         "",
     ]
     return "\n".join(parts)
@@ -90,16 +93,16 @@ def _start(config: Config, layers: Sequence[int] | str | None, teacher: str) -> 
     student = config.student
     if student.from_teacher is not None:
         which = f"`{layers}`" if isinstance(layers, str) else list(layers or [])
-        return f"It began as layers {which} of {teacher}, with its embeddings and its head."
+        return f"It began as layers {which} of {_literal(teacher)}, with its embeddings and its head."
     if student.from_config:
-        return f"It began with fresh weights of the configuration {_public(student.from_config)}."
-    return f"It began as {_public(student.model or '')}."
+        return f"It began with fresh weights of the configuration {_literal(_public(student.from_config))}."
+    return f"It began as {_literal(_public(student.model or ''))}."
 
 
 def _licence_line(teacher: str, licence: str | None) -> str:
     if licence:
-        return f"{teacher} names its licence as `{licence}`; whoever publishes this model must follow it."
-    return f"No licence of {teacher} was found beside its weights: look it up before you publish this model."
+        return f"{_literal(teacher)} names its licence as `{licence}`; whoever publishes this model must follow it."
+    return f"No licence of {_literal(teacher)} was found beside its weights: look it up before you publish this model."
 
 
 def _evaluations(lines: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -150,3 +153,8 @@ def _public(name: str) -> str:
     if name.startswith(("/", "~", ".")) or name.count("/") > 1 or ("/" in name and Path(name).exists()):
         return Path(name).name
     return name
+
+
+def _literal(text: str) -> str:
+    """Return `text` so that Markdown shows it as it is, on one line."""
+    return re.sub(r"([\\`*\[\]<>|#])", r"\\\1", printable(" ".join(text.split())))

@@ -6,10 +6,10 @@ import sys
 import time
 from typing import Any
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
+from disaggkd_cli.terminal import console as terminal_console
 from disaggkd_cli.units import format_seconds
 from disaggkd_cli.verbosity import is_quiet, is_verbose
 
@@ -27,7 +27,7 @@ class RunProgress:
     """
 
     def __init__(self, steps: int, *, visible: bool) -> None:
-        self.console = Console(stderr=True, quiet=not visible)
+        self.console = terminal_console(stderr=True, quiet=not visible)
         self._steps = steps
         self._started = time.monotonic()
         self._first = 0
@@ -57,7 +57,7 @@ class RunProgress:
         """Print one line, above the bar where there is one; when quiet, warnings only."""
         if is_quiet() and not text.startswith("warning"):
             return
-        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+        self.console.print(text, highlight=False, soft_wrap=True)
 
     def step(self, step: int, figures: dict[str, Any]) -> None:
         """Show the figures after optimizer step `step` (from 1)."""

@@ -18,6 +18,7 @@ import psutil
 from disaggkd_cli import __version__, files
 from disaggkd_cli.errors import UserError
 from disaggkd_cli.locks import Lock, Taken
+from disaggkd_cli.terminal import write
 from disaggkd_cli.training.step_lines import read_step_lines
 
 EXPORTS_OF_STEPS = "student_step_*"
@@ -119,8 +120,8 @@ def hold(root: str | Path, job: str) -> Lock | None:
             "choose another run_dir"
         ) from None
     except OSError as error:
-        print(f"warning: run_dir: {root} cannot be locked ({error.strerror}): see to it that no other run starts there "
-              "while this one goes", file=sys.stderr)  # fmt: skip
+        warning = f"warning: run_dir: {root} cannot be locked ({error.strerror})"
+        write(f"{warning}: see to it that no other run starts there while this one goes", sys.stderr)
         return None
 
 

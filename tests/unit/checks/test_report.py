@@ -7,8 +7,8 @@ import sys
 
 import numpy as np
 import pytest
-from rich.console import Console
 
+from disaggkd_cli import terminal
 from disaggkd_cli.checks.report import print_line, print_results, print_samples, summary, to_json
 from disaggkd_cli.checks.result import FAIL, NOT_APPLICABLE, PASS, CheckResult
 from disaggkd_cli.checks.sample import SAMPLE_TOKENS, dataset_of, sample_sequences, shortened
@@ -24,7 +24,9 @@ RESULTS = [
 
 
 def console(colour):
-    return Console(file=io.StringIO(), width=120, force_terminal=colour, color_system="standard" if colour else None)
+    return terminal.console(
+        file=io.StringIO(), width=120, force_terminal=colour, color_system="standard" if colour else None
+    )
 
 
 def printed(samples, colour):

@@ -5,11 +5,10 @@ import json
 from types import SimpleNamespace
 
 import pytest
-from rich.console import Console
 from typer.testing import CliRunner
 
 import disaggkd_cli.config.linear_attention as module
-from disaggkd_cli import jobs
+from disaggkd_cli import jobs, terminal
 from disaggkd_cli.cli import app
 from disaggkd_cli.config import Config
 from disaggkd_cli.config.linear_attention import has_linear_attention, missing_kernels
@@ -62,7 +61,7 @@ def test_nothing_is_said_of_models_that_do_without_or_are_not_known():
 def test_plan_says_it_once(installed):
     def planned():
         text = io.StringIO()
-        plan_command(qwen(), PlanOptions(), Console(file=text, width=200))
+        plan_command(qwen(), PlanOptions(), terminal.console(file=text, width=200))
         return text.getvalue()
 
     assert planned().count("disaggkd[gpu]") == 1

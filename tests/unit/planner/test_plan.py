@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
+from disaggkd_cli import terminal
 from disaggkd_cli.config import Config, load
 from disaggkd_cli.errors import UserError
 from disaggkd_cli.planner.command import EXIT_NOTHING_FITS, PlanOptions, plan_command
@@ -31,7 +31,7 @@ PAIRS = ("qwen3.5-35b-a3b-to-9b", "qwen3-235b-a22b-to-8b", "qwen3.5-397b-a17b-to
 
 
 def run_plan(config: Config, **options: object) -> tuple[int, str]:
-    console = Console(file=io.StringIO(), width=140)
+    console = terminal.console(file=io.StringIO(), width=140)
     code = plan_command(config, PlanOptions(**options), console)
     return code, console.file.getvalue()
 
@@ -171,7 +171,7 @@ def test_text_shows_verdict_modes_memory_and_links(pair):
 
 @pytest.mark.parametrize("width", [60, 80, 200])
 def test_text_stays_within_the_terminal(reference, width):
-    console = Console(file=io.StringIO(), width=width)
+    console = terminal.console(file=io.StringIO(), width=width)
     plan_command(reference, PlanOptions(), console)
     assert max(map(len, console.file.getvalue().splitlines())) <= width
 

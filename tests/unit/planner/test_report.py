@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from rich.cells import cell_len
-from rich.console import Console
 
+from disaggkd_cli import terminal
 from disaggkd_cli.config import load
 from disaggkd_cli.errors import UserError
 from disaggkd_cli.planner.command import plan_command
@@ -26,7 +26,7 @@ HOSTILE = "\x1b[31mred\x1b]0;title\x07\x9b2J\u202eevil<script>alert(1)</script>[
 
 
 def printed(config, width: int = 80, **options) -> str:
-    console = Console(file=io.StringIO(), width=width)
+    console = terminal.console(file=io.StringIO(), width=width)
     plan_command(config, PlanOptions(**options), console)
     return console.file.getvalue()
 

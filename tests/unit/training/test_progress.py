@@ -4,8 +4,8 @@ import io
 import re
 
 import pytest
-from rich.console import Console
 
+from disaggkd_cli.terminal import console as literal_console
 from disaggkd_cli.training.progress import RunProgress
 
 FIGURES = {
@@ -21,7 +21,7 @@ def as_it_was(monkeypatch):
 
 def shown(width: int, terminal: bool = True, steps=(5,)) -> str:
     progress = RunProgress(30, visible=True)
-    progress.console = Console(file=io.StringIO(), width=width, force_terminal=terminal, color_system=None)
+    progress.console = literal_console(file=io.StringIO(), width=width, force_terminal=terminal, color_system=None)
     progress.start(4)
     for step in steps:
         progress.step(step, FIGURES)
@@ -46,7 +46,7 @@ def test_in_a_pipe_lines_come_now_and_then_and_all_of_them_when_verbose(monkeypa
 def test_when_quiet_only_warnings_are_said(monkeypatch):
     monkeypatch.setenv("DISAGGKD_VERBOSITY", "quiet")
     progress = RunProgress(30, visible=True)
-    progress.console = Console(file=io.StringIO(), width=100)
+    progress.console = literal_console(file=io.StringIO(), width=100)
     progress.start(0)
     progress.step(1, FIGURES)
     progress.log("after step 1: all is well")

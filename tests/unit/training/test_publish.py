@@ -35,7 +35,7 @@ def front_matter(card: str) -> dict:
 
 def test_a_card_has_the_tables_the_tokens_and_no_path():
     card = model_card(config(), None, LINES, 2, "torch 2 and transformers 5")
-    assert "secret" not in card and "chats.jsonl" in card
+    assert "/secret/" not in card and "chats.jsonl" in card
     assert "| 0 | 142.5 | 4.9593 | 1.1250 | 37.7% |" in card and "| 2 | 77.1 |" in card
     assert "2,024 supervised tokens" in card and "teacher's own LM loss on it is 3.9900" in card
     assert front_matter(card)["base_model"] == ["Qwen/Qwen3-8B"]
