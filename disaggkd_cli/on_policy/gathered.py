@@ -52,8 +52,10 @@ class GatheredStudent:
                 self._put(tensor, tensor)
 
     def _whole(self, tensor: Tensor) -> Tensor:
-        whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-        return whole.to(self._dtype) if isinstance(tensor, DTensor) and whole.is_floating_point() else whole
+        if not isinstance(tensor, DTensor):
+            return tensor
+        # Cast first: half as much travels, and no tensor is ever whole in float32.
+        return (tensor.to(self._dtype) if tensor.is_floating_point() else tensor).full_tensor()
 
     def _put(self, empty: Tensor, value: Tensor) -> None:
         for slots, name in self._places[id(empty)]:

@@ -67,6 +67,8 @@ def alternatives(colocated: Workload, apart: Workload, live: Cost | None, gpus: 
         live: cost of the mode that the plan recommends, against which a recording must pay; None: nothing fits.
         gpus: the limit on all GPUs, where there is one.
     """
+    if apart.writing is not None:  # what the student will write cannot be recorded before
+        return [offloaded(colocated), pipeline(apart, gpus)]
     return [offloaded(colocated), recorded(apart, live), pipeline(apart, gpus)]
 
 

@@ -27,9 +27,12 @@ _FAMILIES = (
         ),
     ),
     ("hidden states and buffers", ("ring", "send buffers", "teacher hidden", "rows of all ranks")),
-    ("activations", ("saved activations", "one layer", "final norm", "supervised rows", "router")),
+    (
+        "activations",
+        ("saved activations", "one layer", "final norm", "supervised rows", "router", "cache of", "probabilities"),
+    ),
     ("loss", ("full logits", "fused-loss", "dH", "dW")),
-    ("gathered weights", ("root unit", "last all-gather", "layer weights")),
+    ("gathered weights", ("root unit", "last all-gather", "layer weights", "gathered copy")),
     ("gradients in flight", ("root reduction", "head gradient", "layer reduction", "embedding and head")),
 )
 

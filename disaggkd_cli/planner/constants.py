@@ -68,6 +68,13 @@ CONSTANTS: dict[str, Constant] = {
     ),
     "pcie_efficiency": Constant(0.87, "share", "measured", "55 of 63 GB/s over PCIe 5 x16"),
     "hbm_efficiency": Constant(0.80, "share", "assumed", "achieved share of memory bandwidth in the optimizer step"),
+    "decode_layer_seconds": Constant(
+        0.5e-3,
+        "s",
+        "assumed",
+        "a decoder layer's share of a forward of one token through transformers' eager modules, where starting "
+        "kernels takes longer than they run; not measured",
+    ),
     "jitter": Constant(0.15, "cv", "assumed", "coefficient of variation of batch times, teacher and student"),
 }
 
@@ -106,7 +113,7 @@ NOT_MODELLED = [
     "inference engines' own KV reservation: teachers here run a plain forward without a cache",
     "slow parts of a cluster other than jitter: congestion, stragglers (see --simulate), checkpoint writes, evaluation",
     "the host's memory and its data pipeline",
-    "writing texts (on_policy): its time, the gathered copy of the student and the cache of keys and values",
+    "writing (on_policy): completions that stop early, activations of a prompt's forward, top-k's and top-p's sorting",
 ]
 
 ERROR_BANDS = {

@@ -21,7 +21,7 @@ from disaggkd_cli.planner.models.router import balances_experts
 from disaggkd_cli.planner.models.shapes import ModelShape
 from disaggkd_cli.planner.models.trained import adapter_parameters, trained_share
 from disaggkd_cli.planner.supervised import supervised_share
-from disaggkd_cli.planner.workload import Efficiency, Workload, is_hybrid
+from disaggkd_cli.planner.workload import Efficiency, Workload, Writing, is_hybrid
 from disaggkd_cli.units import parse_bytes
 from disaggkd_cli.wire import format_of
 
@@ -59,7 +59,8 @@ def workload_of(config: Config, hardware: str | None = None, gpus: int | None = 
         teacher=teacher,
         teacher_facts=facts,
         quantised=quantised,
-        supervised=supervised_share(config.hardware.supervised_share, config.data),
+        supervised=_supervised(config),
+        writing=_writing(config),
         student=student,
         cluster=cluster,
         efficiency=_efficiency(config),
@@ -154,6 +155,27 @@ def _efficiency(config: Config) -> Efficiency:
         calibrated_from=str(fitted.get("run", path)),
         **optional,
     )
+
+
+def _writing(config: Config) -> Writing | None:
+    """What the student writes, after the longest prompts that may come: lengths of masked ones only the data know."""
+    if not student_writes(config):
+        return None
+    section = config.on_policy
+    room = config.data.sequence_length - section.max_new_tokens
+    masked = supervised_share(config.hardware.supervised_share, config.data) < 1
+    prompt = room if masked else min(section.prompt_tokens, room)
+    return Writing(section.fraction, section.max_new_tokens, prompt, section.every, section.lag)
+
+
+def _supervised(config: Config) -> float:
+    """The share of the tokens that is trained on; of written sequences at most what was written."""
+    given = supervised_share(config.hardware.supervised_share, config.data)
+    if not student_writes(config):
+        return given
+    section = config.on_policy
+    written = section.max_new_tokens / config.data.sequence_length
+    return (1 - section.fraction) * given + section.fraction * written
 
 
 def _packed(config: Config, *models: ModelShape) -> bool:

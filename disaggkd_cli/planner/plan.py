@@ -150,6 +150,8 @@ def figures(plan: Plan) -> Iterator[tuple[str, Term]]:
         for part in one.timing.parts:
             slowest = " (the bottleneck)" if part.value == min(one.timing.rates.values()) else ""
             yield f"{mode} / bottleneck / tokens per second that the {part.name} allows{slowest}", part
+        for part in one.timing.writing.figures if one.timing.writing else ():
+            yield f"{mode} / writing / {part.name}", part
     yield from figures_of(plan.alternatives)
     yield "teacher FLOPs a token", teacher_flops(plan.work)
     yield "student FLOPs a token", student_flops(plan.work)
@@ -240,6 +242,17 @@ def _mode(one: ModePlan) -> dict[str, Any]:
         ],
         "why_not": one.why_not,
     }
+    if (times := one.timing.writing) is not None:
+        figures["writing"] = {
+            "steps_per_window": times.steps,
+            "window_seconds": times.window.value,
+            "writing_seconds": times.written.value,
+            "weights_seconds": times.weights.value,
+            "weights_bytes_per_rank": times.weights_bytes.value,
+            "tokens_written_per_second": times.tokens / times.window.value,
+            "share": times.share,
+            "lag_saves_seconds": times.lag_saves,
+        }
     if one.cost.per_hour is not None:
         figures["cost_per_hour"] = one.cost.per_hour
         figures["cost_per_million_tokens"] = one.cost.money(1e6)

@@ -16,6 +16,7 @@ from disaggkd_cli.planner.memory import Phase, RankMemory
 from disaggkd_cli.planner.network import collective_rate, link_rate, on_one_node
 from disaggkd_cli.planner.plan import ModePlan, Plan
 from disaggkd_cli.planner.workload import Workload
+from disaggkd_cli.planner.writing import WritingTimes
 from disaggkd_cli.units import format_bytes, format_seconds
 
 TITLES = {
@@ -310,6 +311,8 @@ def alternative_lines(one: Alternative) -> list[str]:
 
 def _notes(plan: Plan) -> Table:
     lines = [("links", _links_text(plan)), ("inside", _inside_text(plan)), ("", _balance_text(plan))]
+    if (times := plan.modes[plan.verdict.mode or "disaggregated_fused"].timing.writing) is not None:
+        lines.insert(0, ("writing", _writing_text(times)))
     for name, one in plan.modes.items():
         if one.why_not and name != plan.verdict.mode:
             lines.append((TITLES[name].split(", ")[0], f"{TITLES[name]}: {one.why_not}"))
@@ -323,6 +326,16 @@ def _notes(plan: Plan) -> Table:
     lines.append(("missing", f"{len(NOT_MODELLED)} things are not modelled, see --json or --html"))
     lines.append(("any figure", "--explain TERM gives formula, numbers and source"))
     return _labelled(lines)
+
+
+def _writing_text(times: WritingTimes) -> str:
+    saves = f"; its lag saves {format_seconds(times.lag_saves)}" if times.lag_saves > 0 else ""
+    return (
+        f"of a window of {times.steps} step{'s' if times.steps > 1 else ''} ({format_seconds(times.window.value)}) the "
+        f"student writes for {format_seconds(times.written.value)} and gathers weights for "
+        f"{format_seconds(times.weights.value)}, {times.share:.0%} of it{saves}; "
+        f"{per_second(times.tokens / times.window.value)} are written, were all completions as long as they may be"
+    )
 
 
 def _links_text(plan: Plan) -> str:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from rich.table import Table
 
+from disaggkd_cli.errors import UserError
 from disaggkd_cli.planner.plan import Plan
 from disaggkd_cli.planner.timing import disaggregated_timing, servers
 from disaggkd_cli.planner.workload import Workload
@@ -158,8 +159,14 @@ def simulate_workload(work: Workload, scenario: Scenario = SCENARIOS[0], steps: 
 
 
 def simulate_plan(plan: Plan) -> list[Simulated]:
-    """The plan's disaggregated run under each scenario."""
+    """The plan's disaggregated run under each scenario.
+
+    Raises:
+        UserError: the student writes texts.
+    """
     work = plan.modes["disaggregated_fused"].work
+    if work.writing is not None:
+        raise UserError("--simulate: that the student writes is not simulated; leave it out, or set on_policy=null")
     return [simulate_workload(work, scenario) for scenario in SCENARIOS]
 
 

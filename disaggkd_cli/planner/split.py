@@ -20,6 +20,7 @@ from disaggkd_cli.planner.timing import (
     teacher_time,
 )
 from disaggkd_cli.planner.workload import Workload
+from disaggkd_cli.planner.writing import WRITING
 
 MODE = "disaggregated_fused"
 LARGEST_REPLICA = 64
@@ -59,7 +60,10 @@ def ideal_ratio(work: Workload) -> float:
         return 0.0
     timing = disaggregated_timing(work)
     per_teacher = timing.rates["teacher"] / work.teacher_ranks
-    per_student = timing.rates["student"] / work.student_ranks
+    rate = timing.rates["student"]
+    if timing.writing:
+        rate = 1 / (1 / rate + 1 / timing.rates[WRITING])
+    per_student = rate / work.student_ranks
     return per_student / per_teacher
 
 

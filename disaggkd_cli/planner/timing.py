@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from disaggkd_cli.layouts import EACH_RANK_SERVES
 from disaggkd_cli.losses.divergences import divergence_named
@@ -18,6 +18,7 @@ from disaggkd_cli.planner.stages import slowest_share
 from disaggkd_cli.planner.terms import Term, term
 from disaggkd_cli.planner.traffic import traffic
 from disaggkd_cli.planner.workload import Workload
+from disaggkd_cli.planner.writing import WRITING, WritingTimes, writing_times
 
 _GB = 1e9
 COLLECTIVES, GATHERS, REDUCTIONS = "collectives of the student", "gathers of the teacher", "all-reduces of the teacher"
@@ -37,6 +38,7 @@ class Timing:
         stall_share: share of the student's time spent waiting for hidden states.
         idle_share: share of the teachers' time without work.
         latency: seconds from a request to its hidden states.
+        writing: what it takes that the student writes texts; None where it does not.
     """
 
     teacher: Term
@@ -47,6 +49,7 @@ class Timing:
     stall_share: float
     idle_share: float
     latency: float = 0.0
+    writing: WritingTimes | None = None
 
     @property
     def rates(self) -> dict[str, float]:
@@ -181,7 +184,8 @@ def colocated_timing(work: Workload, *, fused: bool) -> Timing:
         bottleneck = COLLECTIVES if side is student else "gathering the teacher's weights"
     rate = tokens / (teacher.value + student.value)
     share = teacher.value / (teacher.value + student.value)
-    return Timing(teacher, student, parts, bottleneck, rate, share, 0.0, teacher.value)
+    timing = Timing(teacher, student, parts, bottleneck, rate, share, 0.0, teacher.value)
+    return timing if work.writing is None else _with_writing(work, timing, ring=False)
 
 
 def disaggregated_timing(work: Workload) -> Timing:
@@ -218,7 +222,7 @@ def disaggregated_timing(work: Workload) -> Timing:
     lost = ring_loss(work.efficiency.jitter, waiting, others[1] / others[0] - 1) if work.ring_depth > 1 else 0.0
     rate = rates[slowest] * (1 - lost)
     names = {STUDENT: _student_name(student), TEACHER: _teacher_name(work, teacher)}
-    return Timing(
+    timing = Timing(
         teacher,
         student,
         parts,
@@ -228,13 +232,37 @@ def disaggregated_timing(work: Workload) -> Timing:
         max(0.0, 1 - rate / rates[TEACHER]),
         latency,
     )
+    return timing if work.writing is None else _with_writing(work, timing, ring=True)
+
+
+def _with_writing(work: Workload, timing: Timing, *, ring: bool) -> Timing:
+    """The timing of a run whose student writes between steps, given that of the same without."""
+    tokens = work.student_ranks * work.micro_batch_tokens
+    stalled = tokens / timing.tokens_per_second
+    times = writing_times(work, train=timing.student.value, stalled=stalled, latency=timing.latency, ring=ring)
+    batches, window = times.window.values["D"], times.window.value
+    own = times.weights.value + times.written.value
+    part = _rate(
+        WRITING, "D * W * T / w", "all ranks, between steps", work, D=batches, w=own,
+    )  # fmt: skip
+    rate = batches * tokens / window
+    busy = batches * timing.student.value
+    return replace(
+        timing,
+        parts=(*timing.parts, part),
+        bottleneck=WRITING if own > window / 2 else timing.bottleneck,
+        tokens_per_second=rate,
+        stall_share=max(0.0, 1 - (own + busy) / window),
+        idle_share=max(0.0, 1 - rate / timing.rates[TEACHER]) if ring else 0.0,
+        writing=times,
+    )
 
 
 def recommended_ring_depth(work: Workload) -> int:
     """The smallest depth that keeps every teacher busy and leaves two slots to even out jitter."""
     if work.cached:
         return 2
-    timing = disaggregated_timing(work.with_(ring_depth=64))
+    timing = disaggregated_timing(work.with_(ring_depth=64, writing=None))
     in_flight = timing.tokens_per_second * timing.latency / (work.student_ranks * work.micro_batch_tokens)
     return max(2, math.ceil(in_flight + 2 - 1e-9))
 

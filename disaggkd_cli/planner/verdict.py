@@ -11,6 +11,7 @@ from disaggkd_cli.planner.fit import frontier, overflowing, roles_of, smallest_r
 from disaggkd_cli.planner.network import out_of_reach
 from disaggkd_cli.planner.timing import COLLECTIVES, GATHERS, LINK, REDUCTIONS, STUDENT, TEACHER, Timing
 from disaggkd_cli.planner.workload import Workload
+from disaggkd_cli.planner.writing import WRITING
 from disaggkd_cli.units import format_bytes
 
 _CLOSE = 0.03
@@ -120,6 +121,7 @@ def limit_text(work: Workload, timing: Timing) -> str:
     """The bottleneck, and who waits for it."""
     words = {
         STUDENT: "the student's compute",
+        WRITING: "the student's writing of its own texts",
         COLLECTIVES: "the student's collectives (gathers and reductions of its shards)",
         TEACHER: "the teachers' compute",
         GATHERS: "gathers of the teachers' weights",

@@ -6,11 +6,8 @@ from disaggkd_cli.config import LogConfig
 
 _ORDER = "which texts, and in what order; a plan counts tokens"
 _TIMES_NOT_MODELLED = "evaluation and checkpoint writes are not modelled"
-_WRITING = "what writing texts takes is not modelled"
-_ON_POLICY = (
-    "max_new_tokens", "temperature", "top_p", "top_k", "samples", "every", "lag", "prompt_tokens", "writers",
-    "generators.replicas", "generators.dtype",
-)  # fmt: skip
+_SAMPLED = "decides what is written, not how much"
+_ONE_WRITER = "only the student can write yet"
 _OPTIMISATION = "changes values, not sizes"
 
 WITHOUT_EFFECT: dict[str, str] = {
@@ -60,7 +57,8 @@ WITHOUT_EFFECT: dict[str, str] = {
     "launch.bind": "an address",
     "launch.secret": "host side",
     "launch.secret_file": "a file",
-    **{f"on_policy.{name}": _WRITING for name in _ON_POLICY},
+    **{f"on_policy.{name}": _SAMPLED for name in ("temperature", "top_p", "top_k", "samples")},
+    **{f"on_policy.{name}": _ONE_WRITER for name in ("writers", "generators.replicas", "generators.dtype")},
     **{f"log.{field.name}": "where figures go" for field in fields(LogConfig)},
 }
 """Dotted key -> why it changes nothing."""

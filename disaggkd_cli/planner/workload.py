@@ -50,6 +50,23 @@ class Efficiency:
 
 
 @dataclass(frozen=True)
+class Writing:
+    """Texts that the student writes itself (`on_policy`).
+
+    Attributes:
+        fraction: share of the sequences that are.
+        new_tokens: of a completion, at most; prompt_tokens: of its prompt, at most.
+        every: optimizer steps of a window; lag: windows that it is written ahead.
+    """
+
+    fraction: float
+    new_tokens: int
+    prompt_tokens: int
+    every: int
+    lag: int
+
+
+@dataclass(frozen=True)
 class Workload:
     """One distillation run to be planned. Tokens T are those of one micro-batch on one student rank.
 
@@ -71,6 +88,7 @@ class Workload:
         cached: hidden states come from a directory, so there are no teacher ranks.
         compiled: the student's layers run under `torch.compile`.
         router_loss: the load-balancing loss of the student's routers is trained on.
+        writing: what the student writes itself; None: nothing.
     """
 
     teacher: ModelShape
@@ -112,6 +130,7 @@ class Workload:
     compiled: bool = False
     router_loss: bool = False
     optimizer_bytes: int = 8
+    writing: Writing | None = None
 
     teacher_facts: TeacherFacts | None = None
 
@@ -188,6 +207,11 @@ class Workload:
     def rows(self) -> int:
         """Supervised rows of one micro-batch on one rank."""
         return max(1, round(self.micro_batch_tokens * self.supervised))
+
+    @property
+    def writing_batch(self) -> int:
+        """Prompts that a rank completes at once: as many as a micro-batch has sequences."""
+        return max(1, self.micro_batch_tokens // self.sequence)
 
     @property
     def step_tokens(self) -> int:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from disaggkd_cli.layouts import Layout
 from disaggkd_cli.planner.constants import constant
-from disaggkd_cli.planner.memory import activations, heads, teacher, weights
+from disaggkd_cli.planner.memory import activations, heads, teacher, weights, writing
 from disaggkd_cli.planner.terms import Term, term, total
 from disaggkd_cli.planner.workload import Workload
 
@@ -47,7 +47,7 @@ class RankMemory:
 def student_rank(work: Workload, *, fused: bool = True) -> RankMemory:
     """A student rank of a disaggregated run."""
     held = [*heads.ring(work), heads.teacher_head(work)]
-    return RankMemory("student", tuple(_student_phases(work, held, fused)))
+    return RankMemory("student", (*_student_phases(work, held, fused), *_writing(work, held)))
 
 
 def colocated_rank(work: Workload, *, fused: bool) -> RankMemory:
@@ -68,7 +68,7 @@ def colocated_rank(work: Workload, *, fused: bool) -> RankMemory:
     working = [shard, *teacher.teacher_forward(work, layout), heads.teacher_head(work)]
     forward = Phase("teacher forward", (*weights.states(work, gradients=False), *working))
     held = [shard, hidden, heads.teacher_head(work), *([teacher.teacher_root(work)] if ranks > 1 else [])]
-    return RankMemory("colocated", (forward, *_student_phases(work, held, fused)))
+    return RankMemory("colocated", (forward, *_student_phases(work, held, fused), *_writing(work, held)))
 
 
 def teacher_rank(work: Workload) -> RankMemory:
@@ -86,6 +86,14 @@ def teacher_rank(work: Workload) -> RankMemory:
     working = [teacher.teacher_weights(work, work.layout), *teacher.teacher_forward(work, work.layout)]
     phase = Phase("teacher forward", (*working, buffers))
     return RankMemory("teacher", (phase,))
+
+
+def _writing(work: Workload, held: list[Term]) -> list[Phase]:
+    """The phase between steps in which the student writes, where it does: no gradients and no activations are left."""
+    if work.writing is None:
+        return []
+    states = weights.states(work.with_(accumulation=1), gradients=False)
+    return [Phase("writing", (*states, *writing.while_writing(work), *held))]
 
 
 def _student_phases(work: Workload, held: list[Term], fused: bool) -> list[Phase]:
