@@ -100,6 +100,9 @@ def step(
     steps: Annotated[int, typer.Option(min=4, help="Optimizer steps of each run; a quarter is warm-up.")] = 20,
     repeats: Annotated[int, typer.Option(min=1, help="Rounds; the modes take turns in each.")] = 3,
     mode: Annotated[list[str] | None, typer.Option(help="Only this mode; may be repeated.")] = None,
+    on_policy: Annotated[
+        bool, typer.Option("--on-policy", metavar="", help="The config as it is, its student writing: lag 0 and 1.")
+    ] = False,
     memory: Annotated[bool, typer.Option(metavar="", help="On CPUs, measure memory in runs of their own.")] = True,
     html: Annotated[str | None, typer.Option(metavar="FILE", help="Also write a page with the runs overlaid.")] = None,
     results: ResultsDirectory = None,
@@ -109,14 +112,17 @@ def step(
     """One pair in three modes, on the same ranks and batch: speed, memory by role, stalls, losses, medians.
 
     With --mode teacher_one_rank, teacher_pipeline, teacher_fsdp or teacher_tensor: layouts of the teacher compared.
+    With --on-policy: tokens written and trained a second, and the share of writing, weights, judging and training.
     Started again with the same arguments after it was cut off, it goes on where it was.
     """
     from disaggkd_cli.bench.layouts import LAYOUT_MODES
+    from disaggkd_cli.bench.on_policy import ON_POLICY_MODES
     from disaggkd_cli.bench.runs import MODES
     from disaggkd_cli.bench.step import StepBenchOptions, bench_step
     from disaggkd_cli.bench.step_report import format_step_report
 
-    _known("mode", mode, (*MODES, *LAYOUT_MODES))
+    _known("mode", mode, (*MODES, *LAYOUT_MODES, *ON_POLICY_MODES))
+    mode = [*(mode or ()), *(ON_POLICY_MODES if on_policy else ())]
     options = StepBenchOptions(
         config, tuple(overrides or ()), steps, repeats, tuple(mode or MODES), memory, results, fresh
     )

@@ -17,6 +17,7 @@ from typing import Any
 
 from disaggkd_cli import __version__
 from disaggkd_cli.bench.layouts import LAYOUT_MODES, layout_overrides, moved_bytes_per_token
+from disaggkd_cli.bench.on_policy import ON_POLICY_MODES, on_policy_overrides, writing_figures, written_sequences
 from disaggkd_cli.bench.results import Results, default_root
 from disaggkd_cli.bench.runs import MODES, Log, machine, mode_overrides, watch_run
 from disaggkd_cli.config import Config, load, to_yaml
@@ -41,7 +42,7 @@ class StepBenchOptions:
         config, overrides: the pair; `train.steps` and what is saved and evaluated are set by the bench.
         steps: optimizer steps of each run, a quarter of them warm-up.
         repeats: rounds.
-        modes: which of `MODES` and `LAYOUT_MODES`.
+        modes: which of `MODES`, `LAYOUT_MODES` and `ON_POLICY_MODES`.
         memory: measure memory in runs of their own (CPUs only; on GPUs the allocator counts exactly).
         results: the directory that keeps finished runs; None: one beside the config's run_dir, named by the arguments.
         fresh: begin anew even where an earlier try left runs.
@@ -110,6 +111,8 @@ def bench_step(options: StepBenchOptions, log: Log, html: str | None = None) -> 
 
 
 def _overrides(config: Config, mode: str) -> list[str]:
+    if mode in ON_POLICY_MODES:
+        return on_policy_overrides(config, mode)
     return layout_overrides(config, mode) if mode in LAYOUT_MODES else mode_overrides(config, mode)
 
 
@@ -155,7 +158,8 @@ def _run(
         "directory": directory.root.name,
         "steps": [line for line in read_metrics(directory.metrics) if "loss" in line],
         **_memory(directory, watched.resident_bytes, watched.training_bytes, mode),
-        **_planned(load(options.config, overrides)),
+        **_planned(planned := load(options.config, overrides)),
+        "written_sequences": written_sequences(planned, steps),
     }
 
 
@@ -220,7 +224,7 @@ def figures(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
         name: {role: max(run[name].get(role, 0) for run in among) for role in among[0].get(name, ())}
         for name, among in (("peak_bytes", runs), ("training_bytes", for_memory), ("start_bytes", runs))
     }
-    return {
+    found = {
         "ranks": runs[0]["ranks"],
         "tokens_per_second": statistics.median(rates),
         "tokens_per_second_spread": [min(rates), max(rates)],
@@ -238,6 +242,15 @@ def figures(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "teacher_moved_bytes_per_token": runs[0]["teacher_moved_bytes_per_token"],
         "losses": [line["loss"] for line in runs[0]["steps"]],
     }
+    if any(runs[0].get("written_sequences", ())):
+        parts = [writing_figures(_warm(run), run["written_sequences"]) for run in runs]
+        found["writing"] = {
+            name: statistics.median(one[name] for one in parts) for name in parts[0] if name != "shares"
+        }
+        found["writing"]["shares"] = {
+            part: statistics.median(one["shares"][part] for one in parts) for part in parts[0]["shares"]
+        }
+    return found
 
 
 def _idle(line: dict[str, Any]) -> float:

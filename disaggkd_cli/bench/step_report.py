@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from disaggkd_cli.bench.layouts import format_layouts
+from disaggkd_cli.bench.on_policy import ON_POLICY_MODES, format_writing
 from disaggkd_cli.errors import UserError
 from disaggkd_cli.units import format_bytes
 
@@ -34,11 +35,15 @@ def claims(modes: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
     found = []
     first = next(iter(modes))
     for mode in list(modes)[1:]:
+        if mode in ON_POLICY_MODES:
+            continue  # weights of another age write other texts
         pairs = zip(modes[first]["losses"], modes[mode]["losses"], strict=True)
         apart = max(abs(a - b) for a, b in pairs)
         found.append(
             {"claim": f"same loss: {mode} and {first}", "holds": apart <= EQUAL_LOSS, "figures": f"{apart:.2g} apart"}
         )
+    if set(ON_POLICY_MODES) <= set(modes):
+        found.append(_faster("on_policy_lag_1", "on_policy_lag_0", modes))
     here = [pair for pair in _ORDERS if set(pair) <= set(modes)]
     found += [_faster(fast, slow, modes) for fast, slow in here]
     for lean, fat in here:
@@ -120,6 +125,7 @@ def format_step_report(result: dict[str, Any]) -> str:
         whole = [f"{mode} {_sizes(one['peak_bytes'])}" for mode, one in result["modes"].items()]
         lines.append(f"whole processes, loading and saving included: {'; '.join(whole)}")
     lines += format_layouts(result["modes"])
+    lines += format_writing(result["modes"])
     lines += reasons(result["modes"])
     lines += [f"{one['claim']}: {_WORDS[one['holds']]} ({one['figures']})" for one in result["claims"]]
     return "\n".join(lines)

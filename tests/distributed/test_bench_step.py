@@ -163,3 +163,20 @@ def test_a_killed_bench_leaves_no_run_behind(tmp_path):
     while descendants(str(config)) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not descendants(str(config))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_writing_is_measured_with_and_without_a_lag(tmp_path):
+    config = write_config(tmp_path / "config.yaml", run_dir=str(tmp_path / "run"))
+    code, output = disaggkd(
+        "bench", "step", str(config), "on_policy.fraction=0.5", "on_policy.max_new_tokens=8", "--on-policy",
+        "--steps", "4", "--repeats", "1", "--no-memory", "--json", "--results", str(tmp_path / "runs"),
+    )  # fmt: skip
+    assert code == 0, output
+    modes = json.loads(output[output.index("{\n") :])["modes"]
+    assert list(modes) == ["on_policy_lag_0", "on_policy_lag_1"]
+    for one in modes.values():
+        assert sum(one["writing"]["shares"].values()) == pytest.approx(1)
+        assert all(0 <= share <= 1 for share in one["writing"]["shares"].values())
+        assert 0 < one["writing"]["written_tokens_per_second"] < one["writing"]["tokens_per_second_while_writing"]
