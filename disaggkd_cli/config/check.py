@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from disaggkd_cli.config import layers
+from disaggkd_cli.config.attention import problems as attention_problems
 from disaggkd_cli.config.by_device import AUTO
 from disaggkd_cli.config.check_data import data_paths, data_values
 from disaggkd_cli.config.check_on_policy import problems as on_policy_problems
@@ -150,7 +151,7 @@ def _together(config: Config) -> Iterator[str]:
         yield from layers.problems(student.from_teacher.layers)
     if student.lora is not None:
         yield from _lora(student)
-    yield from _flash_attention(config)
+    yield from attention_problems(config)
     yield from on_policy_problems(config)
     if teacher.parallelism in ("tensor", "pipeline") and config.mode == "colocated":
         yield (
@@ -169,17 +170,6 @@ def _together(config: Config) -> Iterator[str]:
                 f"launch.rendezvous: {host} is another interface, but launch.bind=loopback keeps listeners on this "
                 "machine; set launch.bind=all or the address to listen on"
             )
-
-
-def _flash_attention(config: Config) -> Iterator[str]:
-    for name, side in (("student", config.student), ("teacher", config.teacher)):
-        if side.attention != "flash_attention_2":
-            continue
-        key = f"{name}.attention: flash_attention_2"
-        if side.dtype == "float32":
-            yield f"{key} computes in 16 bits; set {name}.dtype=bfloat16"
-        if config.launch.device == "cpu":
-            yield f"{key} needs a GPU, but launch.device=cpu; use auto, eager or sdpa"
 
 
 def _lora(student: Any) -> Iterator[str]:

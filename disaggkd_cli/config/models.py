@@ -30,7 +30,8 @@ class TeacherConfig:
     """A directory of recorded hidden states that stands in for a live teacher."""
 
     attention: str = "auto"
-    """Attention kernels: auto (transformers' choice), eager, sdpa, or flash_attention_2 (needs flash-attn)."""
+    """Attention kernels: auto (transformers' choice), eager, sdpa, flash_attention_2 or _3 (packages of their own), or
+    flex_attention. The last three need a GPU and build no [S, S] mask for packed rows."""
 
     trust_remote_code: bool = False
     """Let the model directory's own Python code run. Off unless you trust whoever wrote it."""
@@ -102,7 +103,8 @@ class StudentConfig:
     """Compile each decoder layer with torch.compile."""
 
     attention: str = "auto"
-    """Attention kernels: auto (transformers' choice), eager, sdpa, or flash_attention_2 (needs flash-attn)."""
+    """Attention kernels: auto (transformers' choice), eager, sdpa, flash_attention_2 or _3 (packages of their own), or
+    flex_attention. The last three need a GPU and build no [S, S] mask for packed rows."""
 
     trust_remote_code: bool = False
     """Let the model directory's own Python code run. Off unless you trust whoever wrote it."""

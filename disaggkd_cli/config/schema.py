@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from disaggkd_cli.config.attention import ATTENTION
 from disaggkd_cli.config.models import StudentConfig, TeacherConfig
 from disaggkd_cli.config.on_policy import OnPolicyConfig
 from disaggkd_cli.config.source_names import DATA_FORMATS
@@ -15,8 +16,6 @@ from disaggkd_cli.config.texts import DataConfig
 from disaggkd_cli.layouts import AUTO, PARALLELISMS
 from disaggkd_cli.losses.divergences import DIVERGENCES
 from disaggkd_cli.wire import FORMATS
-
-ATTENTION = ("auto", "eager", "sdpa", "flash_attention_2")
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "mode": ("disaggregated", "colocated"),

@@ -10,6 +10,7 @@ from disaggkd_cli.data.layout.micro_batch import (
     flatten_lengths,
     lengths_by_row,
     position_ids_from_lengths,
+    to_device,
 )
 from disaggkd_cli.data.look import look_at_texts
 from disaggkd_cli.data.order.bucketing import PAD_MULTIPLE, padded_tokens
@@ -48,5 +49,6 @@ __all__ = [
     "position_ids_from_lengths",
     "sequence_indices",
     "padding_id",
+    "to_device",
     "tokenizer_fingerprint",
 ]

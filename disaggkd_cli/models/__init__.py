@@ -1,6 +1,6 @@
 """Causal language models: loading them, splitting off their heads, and cutting a student out of a teacher."""
 
-from disaggkd_cli.models.attention import FLASH, require_attention, set_attention
+from disaggkd_cli.models.attention import require_attention, set_attention, set_attention_of_checks
 from disaggkd_cli.models.fingerprint import model_fingerprint
 from disaggkd_cli.models.head import (
     backbone_of,
@@ -33,7 +33,6 @@ from disaggkd_cli.models.student import build_student
 from disaggkd_cli.models.vocabulary import verify_ids
 
 __all__ = [
-    "FLASH",
     "ModelSource",
     "RouterLoss",
     "backbone_of",
@@ -56,6 +55,7 @@ __all__ = [
     "resolve_source",
     "router_loss_of",
     "set_attention",
+    "set_attention_of_checks",
     "states_and_router_logits",
     "student_from_layers",
     "teacher_source",

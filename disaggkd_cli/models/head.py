@@ -15,6 +15,7 @@ from torch.nn.utils import parametrize
 from disaggkd_cli.errors import UserError
 from disaggkd_cli.losses import Head
 from disaggkd_cli.models.attention import document_boundaries
+from disaggkd_cli.models.documents import Documents, documents_known
 from disaggkd_cli.models.values import verify_logits
 
 
@@ -25,7 +26,9 @@ def backbone_of(model: nn.Module) -> nn.Module:
     return getattr(model, "model", backbone) if backbone is model else backbone
 
 
-def hidden_states(backbone: nn.Module, input_ids: Tensor, position_ids: Tensor) -> Tensor:
+def hidden_states(
+    backbone: nn.Module, input_ids: Tensor, position_ids: Tensor, documents: Documents | None = None
+) -> Tensor:
     """Return final hidden states [B, S, H].
 
     No cache and no attention mask: with restarting `position_ids` transformers then keeps packed documents apart, and
@@ -35,19 +38,22 @@ def hidden_states(backbone: nn.Module, input_ids: Tensor, position_ids: Tensor) 
         backbone: what `backbone_of` returned.
         input_ids: [B, S] int64.
         position_ids: [B, S] int64, restarting at each document.
+        documents: lengths of the documents of each row, where the host knows them; else the GPU is waited for.
     """
-    bounds = document_boundaries(backbone, position_ids)
-    return backbone(input_ids=input_ids, position_ids=position_ids, use_cache=False, **bounds).last_hidden_state
+    with documents_known(documents):
+        bounds = document_boundaries(backbone, position_ids)
+        return backbone(input_ids=input_ids, position_ids=position_ids, use_cache=False, **bounds).last_hidden_state
 
 
 def states_and_router_logits(
-    backbone: nn.Module, input_ids: Tensor, position_ids: Tensor
+    backbone: nn.Module, input_ids: Tensor, position_ids: Tensor, documents: Documents | None = None
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Return what `hidden_states` does, and the logits [B * S, E] of the router of each layer that has one."""
-    out = backbone(
-        input_ids=input_ids, position_ids=position_ids, use_cache=False, output_router_logits=True,
-        **document_boundaries(backbone, position_ids),
-    )  # fmt: skip
+    with documents_known(documents):
+        out = backbone(
+            input_ids=input_ids, position_ids=position_ids, use_cache=False, output_router_logits=True,
+            **document_boundaries(backbone, position_ids),
+        )  # fmt: skip
     return out.last_hidden_state, tuple(out.router_logits)
 
 

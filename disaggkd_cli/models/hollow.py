@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from disaggkd_cli.config import Config
 from disaggkd_cli.errors import UserError
-from disaggkd_cli.models.attention import FLASH, set_attention
+from disaggkd_cli.models.attention import set_attention, set_attention_of_checks
 from disaggkd_cli.models.head import backbone_of, head_of, verify_split
 from disaggkd_cli.models.kernels import choose_kernels_by_device
 from disaggkd_cli.models.layers import cannot_be_cut, config_of_layers, kept_layers, names_in_student
@@ -101,8 +101,7 @@ def proved_on_small(model: nn.Module, attention: str, key: str, name: str, *, pa
         small = small_random_model(model, torch.float32, torch.device("cpu"))
     except UserError as error:
         raise ReadWhole(str(error)) from None
-    if attention != FLASH:  # which cannot run on the CPU
-        set_attention(small, attention, key)
+    set_attention_of_checks(small, attention, key, torch.device("cpu"))
     head = head_of(small)
     verify_split(small, head, name)
     if packs:

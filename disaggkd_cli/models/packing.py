@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from disaggkd_cli.config import Config
+from disaggkd_cli.config.attention import unproved_with_packing
 from disaggkd_cli.config.on_policy import student_writes
 from disaggkd_cli.config.packing import separates_documents
 from disaggkd_cli.errors import UserError
-from disaggkd_cli.models.attention import FLASH
 from disaggkd_cli.models.head import hidden_states
 from disaggkd_cli.models.load import load_config, student_source_config, teacher_source
 
@@ -34,8 +34,8 @@ def decide_packing(config: Config) -> tuple[bool, str]:
         return False, "the student completes one prompt a row (on_policy)"
     if config.data.packing != "auto":
         return config.data.packing == "on", f"data.packing={config.data.packing}"
-    if FLASH in (config.teacher.attention, config.student.attention):
-        return False, "flash_attention_2 packs only with data.packing=on: not proved on a GPU yet"
+    if (unproved := unproved_with_packing(config)) is not None:
+        return False, unproved
     teacher = teacher_source(config)
     for model_config in (load_config(teacher, "teacher.model"), student_source_config(config)):
         packs, reason = packs_documents(model_config)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from disaggkd_cli.data import lengths_by_row, position_ids_from_lengths
+from disaggkd_cli.data import lengths_by_row, position_ids_from_lengths, to_device
 from disaggkd_cli.models.head import hidden_states
 
 
@@ -23,7 +23,8 @@ def requested_states(
         document_lengths: [N] lengths of all documents, row by row.
         rows: [R] ascending indices into the flattened B * S.
     """
-    input_ids = input_ids.long().to(device)
-    positions = position_ids_from_lengths(lengths_by_row(document_lengths, input_ids.shape[1])).to(device)
-    states = hidden_states(backbone, input_ids, positions)
-    return states.reshape(-1, states.shape[-1])[rows.long().to(device)]
+    documents = lengths_by_row(document_lengths, input_ids.shape[1])
+    positions = to_device(position_ids_from_lengths(documents), device)
+    chosen = to_device(rows.long(), device)
+    states = hidden_states(backbone, to_device(input_ids.long(), device), positions, documents)
+    return states.reshape(-1, states.shape[-1])[chosen]

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from disaggkd_cli.errors import UserError
 from disaggkd_cli.models.attention import set_attention
+from disaggkd_cli.models.documents import Documents
 from disaggkd_cli.models.head import backbone_of, head_of, hidden_states, verify_split
 from disaggkd_cli.models.layers import decoder_layers
 from disaggkd_cli.models.small import small_random_model
@@ -127,16 +128,23 @@ class Stage:
                 _replace(backbone, name, _Unchanged())
             layers[stop - 1].register_forward_hook(self._leave)
 
-    def forward(self, input_ids: Tensor, position_ids: Tensor, received: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        received: Tensor | None = None,
+        documents: Documents | None = None,
+    ) -> Tensor:
         """Return what leaves this stage: [B, S, H] between layers, or the final hidden states from the last stage.
 
         Args:
             input_ids, position_ids: [B, S] int64, as for the whole backbone.
             received: [B, S, H] of the stage before; None on the first stage.
+            documents: as for `hidden_states`.
         """
         self.received, self._left = received, None
         try:
-            final = hidden_states(self.backbone, input_ids, position_ids)
+            final = hidden_states(self.backbone, input_ids, position_ids, documents)
             return final if self.last else self._left
         finally:
             self.received = self._left = None

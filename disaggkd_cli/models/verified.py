@@ -10,7 +10,7 @@ from torch import nn
 
 from disaggkd_cli.config import Config
 from disaggkd_cli.losses import Head
-from disaggkd_cli.models.attention import FLASH, require_attention, set_attention
+from disaggkd_cli.models.attention import require_attention, set_attention, set_attention_of_checks
 from disaggkd_cli.models.head import backbone_of, head_of, verify_split
 from disaggkd_cli.models.load import DTYPES, ModelSource, load_causal_lm, teacher_source
 from disaggkd_cli.models.packing import decide_packing, verify_packing
@@ -63,8 +63,7 @@ def load_verified_teacher(
     require_attention(attention, "teacher.attention")
     source = teacher_source(config)
     model = load_causal_lm(source, DTYPES[config.teacher.dtype], "teacher.model").to(device)
-    if attention != FLASH or device.type == "cuda":
-        set_attention(model, attention, "teacher.attention")
+    set_attention_of_checks(model, attention, "teacher.attention", device)
     head = head_of(model)
     verify_split(model, head, f"teacher.model {source.name}")
     vocabulary, width = head.weight.shape

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from disaggkd_cli.planner.memory.attention import EAGER, kernel
+from disaggkd_cli.config.attention import EAGER
+from disaggkd_cli.planner.memory.attention import kernel
 from disaggkd_cli.planner.memory.heads import loss_work
 from disaggkd_cli.planner.memory.layer_tensors import saved_per_token
 from disaggkd_cli.planner.models.parameters import count_parameters

@@ -7,6 +7,7 @@ from pathlib import Path
 import yaml
 
 from disaggkd_cli.config import Config
+from disaggkd_cli.config.attention import unproved_with_packing
 from disaggkd_cli.config.by_device import AUTO, student_dtype
 from disaggkd_cli.config.layers import expected_layers
 from disaggkd_cli.config.on_policy import student_writes
@@ -184,7 +185,7 @@ def _packed(config: Config, *models: ModelShape) -> bool:
         return False
     if config.data.packing != "auto":
         return config.data.packing == "on"
-    if "flash_attention_2" in (config.teacher.attention, config.student.attention):
+    if unproved_with_packing(config) is not None:
         return False
     return all(
         separates_documents(model.model_type, ["linear_attention"] if is_hybrid(model) else [])[0] for model in models

@@ -23,12 +23,12 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
+from disaggkd_cli.config.attention import FLASH
 from disaggkd_cli.planner.compute import compute_seconds
 from disaggkd_cli.planner.constants import FUSED_LOGIT_TRAFFIC, constant
 from disaggkd_cli.planner.efficiency import KERNELS, Kernels
 from disaggkd_cli.planner.flops import ForwardWork, forward_work
 from disaggkd_cli.planner.hardware import Gpu, load_catalogue
-from disaggkd_cli.planner.memory.attention import FLASH
 from disaggkd_cli.planner.models import resolve_model
 from disaggkd_cli.planner.models.parameters import count_parameters
 from disaggkd_cli.planner.models.shapes import DenseMLP, GroupedQueryAttention, LayerShape, ModelShape

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from disaggkd_cli.config import Config
-from disaggkd_cli.data import lengths_by_row, position_ids_from_lengths
+from disaggkd_cli.data import lengths_by_row, position_ids_from_lengths, to_device
 from disaggkd_cli.errors import RunError
 from disaggkd_cli.launch import Place
 from disaggkd_cli.models.stages import Stage
@@ -129,11 +129,12 @@ def stage_forward(stage: Stage, device: torch.device, faults: Faults) -> Callabl
 
     @torch.no_grad()
     def compute(request: Request, received: Tensor | None) -> Tensor:
-        ids = request.input_ids.long().to(device)
-        positions = position_ids_from_lengths(lengths_by_row(request.document_lengths, ids.shape[1])).to(device)
-        states = stage.forward(ids, positions, received)
+        documents = lengths_by_row(request.document_lengths, request.input_ids.shape[1])
+        ids = to_device(request.input_ids.long(), device)
+        positions = to_device(position_ids_from_lengths(documents), device)
+        states = stage.forward(ids, positions, received, documents)
         if stage.last:
-            states = states.reshape(-1, states.shape[-1])[request.rows.long().to(device)]
+            states = states.reshape(-1, states.shape[-1])[to_device(request.rows.long(), device)]
         states = faults.at_forward(states.contiguous())
         if device.type == "cuda":
             torch.cuda.current_stream(device).synchronize()  # whoever sends it need not queue behind the next forward

@@ -21,7 +21,6 @@ from disaggkd_cli.errors import SavedAndResumable
 from disaggkd_cli.losses import Head
 from disaggkd_cli.losses.placement import HeadTraffic
 from disaggkd_cli.models import (
-    FLASH,
     backbone_of,
     build_student,
     decide_packing,
@@ -32,6 +31,7 @@ from disaggkd_cli.models import (
     require_attention,
     router_loss_of,
     set_attention,
+    set_attention_of_checks,
     teacher_source,
     verify_ids,
     verify_packing,
@@ -167,8 +167,7 @@ def read_student(config: Config, pack: bool, log: Log) -> tuple[nn.Module, Itera
             log(f"each rank holds the whole student in float32 until it is sharded: {reason}")
     model = build_student(config)
     freeze(model, student.freeze)
-    if student.attention != FLASH:  # which cannot run where the checks run, on the CPU
-        set_attention(model, student.attention, "student.attention")
+    set_attention_of_checks(model, student.attention, "student.attention", torch.device("cpu"))
     head = head_of(model)
     verify_split(model, head, name, fresh=student.from_config is not None)
     if pack:

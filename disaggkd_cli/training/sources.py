@@ -106,7 +106,7 @@ class ColocatedSource:
     @torch.no_grad()
     def _forward(self, batch: MicroBatch) -> Tensor:
         batch = batch.to(self._device)
-        states = hidden_states(self._backbone, batch.input_ids, batch.position_ids)
+        states = hidden_states(self._backbone, batch.input_ids, batch.position_ids, batch.document_lengths)
         return states.reshape(-1, states.shape[-1])[batch.rows]
 
     def aside(self, rows: int) -> AbstractContextManager[Callable[[MicroBatch], Tensor]]:

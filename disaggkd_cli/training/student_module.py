@@ -105,10 +105,12 @@ class StudentModule(nn.Module):
             vocabulary.begin(batch.input_ids.numel(), len(batch.rows), batch.input_ids.device)
         backbone, share = backbone_of(self.model), None
         if self.router is not None and not evaluation:
-            states, routes = states_and_router_logits(backbone, batch.input_ids, batch.position_ids)
+            states, routes = states_and_router_logits(
+                backbone, batch.input_ids, batch.position_ids, batch.document_lengths
+            )
             share = self.router(routes, batch.token_mask) / self.micro_batches
         else:
-            states = hidden_states(backbone, batch.input_ids, batch.position_ids)
+            states = hidden_states(backbone, batch.input_ids, batch.position_ids, batch.document_lengths)
         rows = states.reshape(-1, states.shape[-1])[batch.rows]
         arguments = self._arguments(num_tokens, evaluation)
         teacher_head = self.teacher_head
@@ -155,7 +157,7 @@ class StudentModule(nn.Module):
         return StudentOutput(**{name: sum(vars(part)[name] for part in parts) for name in vars(parts[0])})
 
     def _next_ids(self, batch: MicroBatch) -> Tensor:
-        states = hidden_states(backbone_of(self.model), batch.input_ids, batch.position_ids)
+        states = hidden_states(backbone_of(self.model), batch.input_ids, batch.position_ids, batch.document_lengths)
         head = head_of(self.model)
         rows = states.reshape(-1, states.shape[-1])[batch.rows]
         return apply_head(rows.to(head.weight.dtype), head).argmax(-1)

@@ -123,20 +123,20 @@ class MicroBatch:
         names = ["input_ids", "labels", "position_ids", "rows", "row_labels"]
         names += ["written_rows", "given_rows"] if self.written else []
         tensors = [getattr(self, name) for name in names]
-        flat = _sent(torch.cat([tensor.reshape(-1) for tensor in tensors]), device)
+        flat = to_device(torch.cat([tensor.reshape(-1) for tensor in tensors]), device)
         parts = flat.split([tensor.numel() for tensor in tensors])
         there = {name: part.view(tensor.shape) for name, part, tensor in zip(names, parts, tensors, strict=True)}
         moved = MicroBatch(there["input_ids"], self.document_lengths, there["labels"], self.row_lengths, self.written)
         found = {name: there[name] for name in names[2:]}
         if self.row_lengths is not None:
-            found["token_mask"] = _sent(self.token_mask, device)
+            found["token_mask"] = to_device(self.token_mask, device)
         # Where `cached_property` looks for what is already known.
         moved.__dict__.update(found, largest_label=self.largest_label)
         return moved
 
 
-def _sent(tensor: Tensor, device: torch.device) -> Tensor:
-    """Return a copy on `device`; to a GPU it goes from pinned memory, so that the host need not wait for it."""
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return `tensor` on `device`; to a GPU it goes from pinned memory, so that the host need not wait for it."""
     if device.type == "cuda" and tensor.device.type == "cpu":
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)

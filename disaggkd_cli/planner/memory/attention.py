@@ -4,32 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from disaggkd_cli.config.attention import EAGER, FLEX, builds_dense_mask, kernel_that_runs
 from disaggkd_cli.planner.models.shapes import GatedDeltaNet, GroupedQueryAttention, LatentAttention, LayerShape
-
-FLASH, FUSED, EAGER = "flash_attention_2", "sdpa", "eager"
 
 Mixer = GroupedQueryAttention | LatentAttention | GatedDeltaNet
 
 
 def kernel(mixer: Mixer, wanted: str) -> str:
-    """Return what runs for `student.attention` or `teacher.attention`: flash_attention_2, sdpa or eager.
-
-    `auto` is transformers' choice: sdpa, except for soft caps. Sinks have no other than eager code.
-    """
-    grouped = isinstance(mixer, GroupedQueryAttention)
-    if wanted == FLASH and not (grouped and mixer.sinks):
-        return FLASH
-    if wanted == EAGER or (grouped and (mixer.sinks or (wanted == "auto" and mixer.softcap))):
-        return EAGER
-    return FUSED
+    """Return what runs for `student.attention` or `teacher.attention`; see `config.attention.kernel_that_runs`."""
+    return kernel_that_runs(
+        wanted, softcap=bool(getattr(mixer, "softcap", None)), sinks=bool(getattr(mixer, "sinks", False))
+    )
 
 
 def masked(mixer: Mixer, sequence: int, packed: bool, wanted: str) -> bool:
     """Whether attention gets a [S, S] mask; keys and values are then repeated for each query head."""
-    if isinstance(mixer, GatedDeltaNet) or kernel(mixer, wanted) == FLASH:
+    if isinstance(mixer, GatedDeltaNet):
         return False
     window = getattr(mixer, "window", None)
-    return packed or kernel(mixer, wanted) == EAGER or (window is not None and sequence >= window)
+    windowed = window is not None and sequence >= window
+    return builds_dense_mask(kernel(mixer, wanted), packed=packed, windowed=windowed)
+
+
+def repeated(mixer: Mixer, sequence: int, packed: bool, wanted: str) -> bool:
+    """Whether keys and values are kept once for each query head.
+
+    With a mask they are. transformers' flex_attention shares them only among heads of a power of two.
+    """
+    heads = getattr(mixer, "heads", 1)
+    return masked(mixer, sequence, packed, wanted) or (kernel(mixer, wanted) == FLEX and heads & (heads - 1) != 0)
 
 
 def forward_score_bytes(mixer: Mixer, wanted: str, b: int) -> int:

@@ -7,7 +7,8 @@ counted there.
 
 from __future__ import annotations
 
-from disaggkd_cli.planner.memory.attention import EAGER, forward_score_bytes, kernel, masked
+from disaggkd_cli.config.attention import EAGER
+from disaggkd_cli.planner.memory.attention import forward_score_bytes, kernel, masked, repeated
 from disaggkd_cli.planner.models.shapes import (
     DenseMLP,
     ExpertMLP,
@@ -120,7 +121,9 @@ def _attention_formula(mixer: GroupedQueryAttention, sequence: int, packed: bool
         # The softmax's float32 output and, where that is another dtype, what values are multiplied with.
         kept = "(4 + cast) * a * S"
         return f"b * 4 * q + {kept} + b * a * S" if mixer.softcap else f"b * 4 * q + {kept}"
-    return "b * (4 * q + S) + 4 * a" if masked(mixer, sequence, packed, attention) else "b * (2 * q + 2 * kv) + 4 * a"
+    if masked(mixer, sequence, packed, attention):
+        return "b * (4 * q + S) + 4 * a"
+    return f"b * ({'4 * q' if repeated(mixer, sequence, packed, attention) else '2 * q + 2 * kv'}) + 4 * a"
 
 
 def _mlp(mlp: DenseMLP | ExpertMLP, hidden: int, b: int) -> Term:

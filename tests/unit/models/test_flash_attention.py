@@ -4,9 +4,10 @@ import pytest
 import torch
 import transformers.modeling_flash_attention_utils as flash
 
+from disaggkd_cli.config.attention import FLASH
 from disaggkd_cli.data import position_ids_from_lengths
 from disaggkd_cli.models import backbone_of
-from disaggkd_cli.models.attention import FLASH, document_boundaries
+from disaggkd_cli.models.attention import document_boundaries
 from disaggkd_cli.models.head import hidden_states
 from tests.support.models import VOCABULARY, tiny_model
 

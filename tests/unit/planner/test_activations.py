@@ -109,7 +109,28 @@ def test_the_scores_of_known_teachers():
         assert per_head == pytest.approx(measured, rel=0.04)
     assert mask_bytes(resolve_model("qwen3-32b", "test").layers, 131_072, True, "auto", 2) == 3
     assert mask_bytes(resolve_model("qwen3-32b", "test").layers, 131_072, False, "auto", 2) == 0
-    assert mask_bytes(resolve_model("qwen3-32b", "test").layers, 131_072, True, "flash_attention_2", 2) == 0
+    for name in ("flash_attention_2", "flash_attention_3", "flex_attention"):
+        assert mask_bytes(resolve_model("qwen3-32b", "test").layers, 131_072, True, name, 2) == 0
+        assert mask_bytes(resolve_model("gemma-2-27b", "test").layers, 8192, True, name, 2) == 0
+    sinks = resolve_model("gpt-oss-20b", "test").layers
+    assert mask_bytes(sinks, 8192, True, "flash_attention_2", 2) == mask_bytes(sinks, 8192, True, "eager", 2) > 0
+    assert mask_bytes(sinks, 8192, True, "flex_attention", 2) == 0
+
+
+def test_packed_rows_cost_no_memory_for_masks_with_kernels_that_need_none():
+    """32 query heads and 8 of keys and values share them; flex copies them for 40, which is no power of two."""
+    for name, copied in (("qwen3-8b", False), ("qwen3-14b", True)):
+        shape = resolve_model(name, "test")
+        packed = {
+            kernels: saved(shape.layers[1], shape.hidden, 2, sequence=4096, packed=True, attention=kernels)
+            for kernels in ("sdpa", "flash_attention_2", "flex_attention")
+        }
+        alone = saved(shape.layers[1], shape.hidden, 2, sequence=4096, packed=False, attention="sdpa")
+        mixer = shape.layers[1].mixer
+        copies = 2 * (2 * mixer.q - 2 * mixer.kv)
+        assert packed["flash_attention_2"] == alone
+        assert packed["flex_attention"] == alone + copied * copies
+        assert packed["sdpa"] == alone + copies + 2 * 4096
 
 
 @pytest.mark.parametrize("name", ["gemma-2-2b", "qwen3-0.6b"])

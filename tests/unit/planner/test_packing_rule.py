@@ -29,6 +29,7 @@ def test_as_a_run_does(path, tmp_path):
 @pytest.mark.parametrize("packing, attention, expected", [
     ("on", "auto", True), ("off", "auto", False),
     ("auto", "flash_attention_2", False), ("on", "flash_attention_2", True),
+    ("auto", "flash_attention_3", False), ("auto", "flex_attention", False), ("on", "flex_attention", True),
 ])  # fmt: skip
 def test_keys_decide_first(packing, attention, expected):
     config = Config()

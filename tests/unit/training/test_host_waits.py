@@ -90,7 +90,7 @@ def student(monkeypatch):
 
     monkeypatch.setattr(student_module, "backbone_of", lambda model: model)
 
-    def states_of(backbone, ids, positions):
+    def states_of(backbone, ids, positions, documents):
         return torch.zeros(*ids.shape, WIDTH, dtype=torch.bfloat16)
 
     monkeypatch.setattr(student_module, "hidden_states", states_of)
