@@ -22,6 +22,7 @@ from torch import Tensor
 from disaggkd_cli.transport.cuda import Cuda, device_thread, wait_for_event
 from disaggkd_cli.transport.errors import ChannelWedged, LinkLost
 from disaggkd_cli.transport.nccl_environment import without_the_handler_that_ends_processes
+from disaggkd_cli.transport.nccl_store import NcclPairStore
 from disaggkd_cli.transport.pair import TEACHER
 from disaggkd_cli.transport.payloads import Arrived
 from disaggkd_cli.transport.slots import Slot
@@ -46,6 +47,7 @@ class NcclPayloads:
 
     Args:
         group: a NCCL process group of two in which this side has rank `side`.
+        store: the group's, which calls it from C++ and does not keep its Python half alive.
         side: `STUDENT` or `TEACHER`.
         cuda: this side's device.
         stream: borrowed from the device's; given back when the communicator is.
@@ -57,8 +59,11 @@ class NcclPayloads:
     checksums = False
     posted_ahead = False
 
-    def __init__(self, group: Any, side: int, cuda: Cuda, stream: torch.cuda.Stream, name: str, timeout: float):
+    def __init__(
+        self, group: Any, store: dist.Store, side: int, cuda: Cuda, stream: torch.cuda.Stream, name: str, timeout: float
+    ):
         self._group = group
+        self._store = store
         self._peer = 1 - side
         self._cuda = cuda
         self._name = name
@@ -168,7 +173,7 @@ class NcclPayloads:
             ChannelWedged: the one or the other did not happen in `ABORT_SECONDS`.
         """
         self._closing.set()
-        group = self._group
+        group, store = self._group, self._store
         if group is None:
             return
         returned, let_go = threading.Event(), threading.Event()
@@ -177,6 +182,7 @@ class NcclPayloads:
             group.abort()
             returned.set()
             let_go.wait()  # a wedged group must not be destroyed: its destructor would wait for ever
+            store.leave()
 
         device_thread(self._cuda, abort, f"abort: {self._name}").start()
         if not (returned.wait(ABORT_SECONDS) and wait_for_event(behind, ABORT_SECONDS)):
@@ -231,6 +237,7 @@ def form_nccl_payloads(
         LinkLost: it did not form in `forming_timeout` seconds, or the probe did not come through whole.
     """
     store.set_timeout(timedelta(seconds=forming_timeout))
+    own_store = NcclPairStore(store)
     formed: list[NcclPayloads] = []
     failed: list[Exception] = []
     decision, given_up = threading.Lock(), threading.Event()
@@ -240,8 +247,8 @@ def form_nccl_payloads(
         stream = cuda.streams.borrow()
         try:
             with cuda.on(stream):
-                group = make_nccl_group(store, side, cuda.device)
-                channel = NcclPayloads(group, side, cuda, stream, name, forming_timeout)
+                group = make_nccl_group(own_store, side, cuda.device)
+                channel = NcclPayloads(group, own_store, side, cuda, stream, name, forming_timeout)
                 _probe(channel, side, cuda)
             channel._timeout, channel._issue = timeout, _issue
             with decision:
@@ -249,6 +256,8 @@ def form_nccl_payloads(
                     formed.append(channel)
         except Exception as error:  # raised again below, in the calling thread
             failed.append(error)
+        # Whatever became of it: what the group's watchdog writes from now on is no other group's affair.
+        own_store.leave()
         if channel is None:
             cuda.streams.give_back(stream)
         elif not formed:
