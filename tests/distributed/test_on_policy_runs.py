@@ -114,3 +114,14 @@ def test_prompts_alone_are_enough_where_the_student_writes_everything(tmp_path):
     assert all(line["supervised_tokens"] > 4 for line in lines if "loss" in line)
     code, output = disaggkd("run", str(config), f"run_dir={tmp_path / 'half'}", *arguments, "on_policy.fraction=0.5")
     assert code == 2 and "asked.jsonl line 1" in output and "on_policy.fraction=1" in output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("lag", "every"), [(0, 1), (0, 4), (1, 4), (2, 3)])
+def test_five_steps_and_five_are_ten_at_every_lag_and_window(config, tmp_path, lag, every):
+    arguments = (*SHORT, *WRITES, f"on_policy.lag={lag}", f"on_policy.every={every}")
+    whole = run_to_end(config, tmp_path / "whole", *arguments)
+    run = tmp_path / "run"
+    assert disaggkd("run", str(config), f"run_dir={run}", *arguments, "train.stop_at=5")[0] == 75
+    run_to_end(config, run, *arguments, "--resume", "auto")
+    assert weights_sha256(run) == weights_sha256(whole) and losses(run) == losses(whole)
