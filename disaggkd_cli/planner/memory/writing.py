@@ -72,5 +72,4 @@ def kept_by_layer(layer: LayerShape, length: float, element_bytes: int) -> float
         return convolved + STATE_BYTES * mixer.value_heads * mixer.key_dim * mixer.value_dim
     if isinstance(mixer, GroupedQueryAttention):
         return 2 * mixer.kv * min(length, mixer.window or length) * element_bytes
-    # Latent attention: transformers keeps keys and values as they are multiplied with, not the latent.
-    return (mixer.q + mixer.heads * mixer.value_dim) * length * element_bytes
+    return (mixer.kv_rank + mixer.rope_dim) * length * element_bytes
