@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import socket
+from functools import cache
 
 import psutil
 
@@ -42,6 +43,19 @@ def listen(host: str, port: int) -> socket.socket:
             "choose a free port and an address of this machine"
         ) from error
     return listener
+
+
+@cache
+def loopback_address() -> str:
+    """Return this machine's own loopback address: 127.0.0.1, or ::1 where it has IPv6 only."""
+    for family, address in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
+        try:
+            with socket.socket(family, socket.SOCK_STREAM) as probe:
+                probe.bind((address, 0))
+                return address
+        except OSError:
+            continue
+    return "127.0.0.1"  # whoever listens there says what is wrong
 
 
 def is_loopback(host: str) -> bool:

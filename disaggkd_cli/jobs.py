@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
 
+from disaggkd_cli.addresses import loopback_address
 from disaggkd_cli.config import Config, load, to_yaml
 from disaggkd_cli.config.by_device import student_dtype
 from disaggkd_cli.config.linear_attention import missing_kernels
@@ -239,7 +240,7 @@ def _teach(config: Config, place: Place) -> int:
 
 def _print_places(config: Config, command: str) -> None:
     """Print what would be started, rank by rank."""
-    endpoint = config.launch.rendezvous or "127.0.0.1 (a free port)"
+    endpoint = config.launch.rendezvous or f"{loopback_address()} (a free port)"
     found = places(config, _roles(command), endpoint, None)
     write(f"config is sound; mode {config.mode}, run_dir {config.run_dir}, meeting at {endpoint}")
     write(

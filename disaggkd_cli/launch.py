@@ -13,7 +13,14 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from disaggkd_cli.addresses import interface_address, interface_of, is_loopback, resolve_bind, split_endpoint
+from disaggkd_cli.addresses import (
+    interface_address,
+    interface_of,
+    is_loopback,
+    loopback_address,
+    resolve_bind,
+    split_endpoint,
+)
 from disaggkd_cli.config import Config
 from disaggkd_cli.errors import UserError
 from disaggkd_cli.nodelist import expand_counts, expand_hosts
@@ -167,7 +174,7 @@ def discover_rendezvous(config: Config, command: str, environment: Mapping[str, 
                 f"launch.bind: loopback keeps every listener on its machine, but this SLURM job spans {lists}; set "
                 "launch.bind=all, or the name or address of an interface"
             )
-        host = "127.0.0.1"
+        host = loopback_address()
     return f"{host}:{_slurm_port(environment)}"
 
 
@@ -282,7 +289,7 @@ def _local_endpoint(world: _World) -> str:
     host, port = split_endpoint(world.endpoint)
     if world.local_size < world.size or is_loopback(host):
         return world.endpoint
-    return f"127.0.0.1:{port}"
+    return f"{loopback_address()}:{port}"
 
 
 def _torchrun_world(environment: Mapping[str, str]) -> _World:

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 import transformers
 
+from disaggkd_cli.addresses import loopback_address
 from disaggkd_cli.config import Config
 from disaggkd_cli.config.by_device import student_dtype
 from disaggkd_cli.errors import UserError
@@ -120,7 +121,7 @@ def meet(config: Config, place: Place, *, timeout: float) -> dist.Store:
             raise UserError(
                 "launch.rendezvous: teachers and students started apart need a place to meet; set it to host:port"
             )
-        endpoint = "127.0.0.1:0"
+        endpoint = f"{loopback_address()}:0"
     store = open_store(endpoint, host_it=place.hosts_store, listen_fd=place.listen_fd, timeout=timeout)
     if place.launcher in ("torchrun", "slurm") and place.endpoint != config.launch.rendezvous:
         # The world's own store outlives a restart of all ranks; what they left in it must not be met again. At

@@ -18,13 +18,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from disaggkd_cli.addresses import listen, split_endpoint
+from disaggkd_cli.addresses import listen, loopback_address, split_endpoint
 from disaggkd_cli.collective_timeouts import stuck_collective
 from disaggkd_cli.config import Config
 from disaggkd_cli.errors import RunError, UserError
 from disaggkd_cli.launch import STUDENT, TEACHER, Place, child_environment
 from disaggkd_cli.terminal import write
-from disaggkd_cli.training.run_directory import RunDirectory
+from disaggkd_cli.training.run_directory import RunDirectory, read_status
 
 _POLL_SECONDS = 0.1
 _STOP_SECONDS = 120.0
@@ -113,7 +113,7 @@ def supervise(
 def _listener(config: Config | None) -> socket.socket:
     """Listen where the ranks will meet. The socket outlives a student that dies, so the port stays ours."""
     meeting = None if config is None else config.launch.rendezvous
-    return listen(*split_endpoint(meeting or "127.0.0.1:0"))
+    return listen(*split_endpoint(meeting or f"{loopback_address()}:0"))
 
 
 class _Supervisor:
@@ -211,7 +211,7 @@ class _Supervisor:
                 said += " before it reached a new checkpoint, so starting it again would end the same way"
             elif self.attempt:
                 said += f"; gave up after {self.attempt} restarts (--restarts {self.restarts})"
-            raise RunError(f"{said}; logs: {self.directory.logs}")
+            raise RunError(f"{said}{self._cause(first)}; logs: {self.directory.logs}")
         self.attempt += 1
         self.progress = progress
         _say(
@@ -222,6 +222,13 @@ class _Supervisor:
             self.children.remove(child)
             self.children.append(self._start(replace(child.place, attempt=self.attempt)))
         return None
+
+    def _cause(self, first: Child) -> str:
+        """Return what student 0 has recorded of its own end, where it is the one that ended."""
+        status = read_status(self.directory)
+        if first.place.rank or status is None or status.state != "failed" or first.process.returncode < 0:
+            return ""
+        return f": {status.reason}"
 
     def _look_after_teachers(self, with_students: bool) -> None:
         replicas: dict[int, list[Child]] = {}
@@ -326,7 +333,8 @@ def _why(ranks: Sequence[Child]) -> str:
     if all(child.process.returncode != -signal.SIGABRT for child in ranks):
         return ""
     told = stuck_collective((child.place.name, child.output) for child in ranks)
-    return f" ({told})" if told else " (torch does so when a collective waited too long; what it says stands above)"
+    guesses = "a collective waited too long, memory ran out or a peer sent too much; what it says stands above"
+    return f" ({told or f'its C++ side does so when {guesses}'})"
 
 
 def _tail(path: Path | None, lines: int = 12) -> str:

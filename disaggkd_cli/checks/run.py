@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 import transformers
 
+from disaggkd_cli.addresses import loopback_address
 from disaggkd_cli.checks.attention import check_determinism, check_packing
 from disaggkd_cli.checks.checkpoint import check_checkpoint
 from disaggkd_cli.checks.gradients import check_gradients
@@ -78,7 +79,7 @@ def run_checks(
             f"--only: {', '.join(unknown)} is no check; there are {', '.join(checks)}; "
             f"all but {', '.join(SLOW)} take seconds"
         )
-    place = Place(STUDENT, endpoint="127.0.0.1:0", hosts_store=True)
+    place = Place(STUDENT, endpoint=f"{loopback_address()}:0", hosts_store=True)
     settle_interfaces(config, place)
     threads = torch.get_num_threads()
     torch.set_num_threads(threads_for(config, place))
@@ -119,7 +120,7 @@ def _run(name: str, check: Callable[..., CheckResult], subject: Subject, log: Ca
 def _call(function: Callable[..., CheckResult], subject: Subject) -> CheckResult:
     if function not in (check_remote, check_checkpoint):
         return function(subject)
-    store = open_store("127.0.0.1:0", host_it=True)
+    store = open_store(f"{loopback_address()}:0", host_it=True)
     if function is check_remote:
         return function(subject, store)
     backend = "cpu:gloo,cuda:nccl" if subject.device.type == "cuda" else "gloo"

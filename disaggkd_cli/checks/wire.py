@@ -15,6 +15,7 @@ from disaggkd_cli.models import backbone_of, requested_states
 from disaggkd_cli.training.schedule import WorkItem
 from disaggkd_cli.training.sources import ColocatedSource, RemoteSource
 from disaggkd_cli.transport import HiddenStateRing, Identity, Request, StopReason, TeacherPool, open_store, serve
+from disaggkd_cli.transport.rendezvous import store_endpoint
 from disaggkd_cli.wire import format_of
 
 _SECONDS = 60.0
@@ -80,7 +81,7 @@ def _through_the_link(subject: Subject, store: dist.Store, items: list[WorkItem]
     def teach() -> None:
         try:
             serve(
-                lambda: open_store(f"127.0.0.1:{store.port}", host_it=False, timeout=_SECONDS), identity, forward,
+                lambda: open_store(store_endpoint(store), host_it=False, timeout=_SECONDS), identity, forward,
                 timeout=_SECONDS, student_wait=_SECONDS, checksum=transport.checksum, stop=stop,
             )  # fmt: skip
         except Exception as error:  # raised again below, in the thread that asked

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from disaggkd_cli.addresses import is_loopback
 from disaggkd_cli.config import layers
 from disaggkd_cli.config.attention import problems as attention_problems
 from disaggkd_cli.config.by_device import AUTO
@@ -165,7 +166,7 @@ def _together(config: Config) -> Iterator[str]:
         host, _, port = rendezvous.rpartition(":")
         if not host or not port.isdigit() or not 0 < int(port) < 65536:
             yield f"launch.rendezvous: {rendezvous!r} must be host:port, such as node1:29400"
-        elif config.launch.bind == "loopback" and host not in ("localhost", "127.0.0.1", "::1"):
+        elif config.launch.bind == "loopback" and not is_loopback(host.strip("[]")):
             yield (
                 f"launch.rendezvous: {host} is another interface, but launch.bind=loopback keeps listeners on this "
                 "machine; set launch.bind=all or the address to listen on"

@@ -165,7 +165,9 @@ def _apply_override(tree: dict, override: str) -> str | None:
     try:
         value = parse_yaml(text, f"override {override!r}") if text.strip() else None
     except UserError as error:
-        return str(error)
+        if not (key in known_keys() and _is_text(annotation_of(key))):
+            return str(error)
+        value = text.strip()  # such as [::1]:29500, which is an address and no YAML
     node = tree
     *parents, last = key.split(".")
     for parent in parents:
@@ -174,6 +176,10 @@ def _apply_override(tree: dict, override: str) -> str | None:
         node = node[parent]
     node[last] = value
     return None
+
+
+def _is_text(annotation: Any) -> bool:
+    return annotation is str or set(typing.get_args(annotation)) == {str, type(None)}
 
 
 def dataclass_of(annotation: Any) -> type | None:

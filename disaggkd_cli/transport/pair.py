@@ -14,6 +14,7 @@ from typing import Protocol
 import torch.distributed as dist
 from torch import Tensor
 
+from disaggkd_cli.addresses import loopback_address
 from disaggkd_cli.transport.errors import LinkLost
 from disaggkd_cli.transport.listeners import deafen, opening
 
@@ -171,4 +172,4 @@ def form_pair(
 def _device(bind: str):
     if bind == "auto":
         return dist.ProcessGroupGloo.create_default_device()
-    return dist.ProcessGroupGloo.create_device(hostname="127.0.0.1" if bind == "loopback" else bind)
+    return dist.ProcessGroupGloo.create_device(hostname=loopback_address() if bind == "loopback" else bind)

@@ -69,13 +69,13 @@ class Cache:
             RunError: whoever holds it has given no sign of life for SILENCE seconds.
         """
         path = entry.with_name(entry.name + ".lock")
-        begun = time.time()
+        silence = _Silence(path)
         with path.open("a+") as file:
             while not _try_lock(file):
                 if ready():
                     yield None
                     return
-                self._wait(path, what, begun, outer)
+                self._wait(path, what, silence, outer)
             try:
                 lock = Lock(path, self._progress)
                 lock.sign("", 0, None)
@@ -83,9 +83,8 @@ class Cache:
             finally:
                 fcntl.flock(file, fcntl.LOCK_UN)
 
-    def _wait(self, path: Path, what: str, begun: float, outer: Lock | None) -> None:
-        # An old file may just have been locked, and not signed yet.
-        silent = time.time() - max(begun, path.stat().st_mtime)
+    def _wait(self, path: Path, what: str, silence: _Silence, outer: Lock | None) -> None:
+        silent = silence.seconds()
         try:
             sign = json.loads(path.read_text())
             who, task = f"process {sign['process']} on {sign['host']}", sign["what"] or what
@@ -145,6 +144,21 @@ class Lock:
             os.utime(self._path)  # a full disk is told by whoever writes what matters
         if what and self._progress:
             self._progress(what, documents, share)
+
+
+class _Silence:
+    """How long a file has not been written to, as far as this process has seen; the clock may be set meanwhile."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._written: int | None = None
+        self._since = time.monotonic()
+
+    def seconds(self) -> float:
+        written = self._path.stat().st_mtime_ns
+        if written != self._written:
+            self._written, self._since = written, time.monotonic()
+        return time.monotonic() - self._since
 
 
 def _try_lock(file: Any) -> bool:
