@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 import traceback
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
 from disaggkd_cli import __version__
 from disaggkd_cli.bench.commands import bench_app
 from disaggkd_cli.errors import DisaggkdError
+from disaggkd_cli.exits import end_within
 from disaggkd_cli.gpus import prepare_allocator
 from disaggkd_cli.terminal import write
 from disaggkd_cli.verbosity import command, is_verbose, say
@@ -245,6 +246,14 @@ def main() -> None:
         app()
     except DisaggkdError as error:
         if is_verbose():
-            traceback.print_exc()
+            write(traceback.format_exc(), sys.stderr, end="")
         write(f"disaggkd: {error}", sys.stderr)
-        sys.exit(error.exit_code)
+        _leave(error.exit_code)
+    except SystemExit as end:
+        _leave(end.code)
+
+
+def _leave(code: str | int | None) -> NoReturn:
+    if "torch" in sys.modules and (code is None or isinstance(code, int)):
+        end_within(code or 0)
+    sys.exit(code)

@@ -101,7 +101,9 @@ def _run(
     components = build_components(config, log, directory.root, device)
     module, optimizer = build_module(config, components, device, log)
     checkpoint = choose_checkpoint(directory.checkpoints, resume, components.identity, log)
-    checkpointer = Checkpointer(directory.checkpoints, config.train.keep_checkpoints, dist.new_group(backend="gloo"))
+    checkpointer = Checkpointer(
+        directory.checkpoints, config.train.keep_checkpoints, dist.new_group(backend="gloo"), config.train.save_timeout
+    )
     done = 0
     if checkpoint is not None:
         load_training_state(checkpoint, module, optimizer, checkpointer.group)

@@ -31,6 +31,8 @@ _STOP_SECONDS = 120.0
 """How long a stopping student may take to save before it is killed."""
 _FAREWELL_SECONDS = 15.0
 """How long teachers may take to end once the student has."""
+_KILL_SECONDS = 30.0
+"""How long a rank may take to die of SIGKILL: one that waits for a disk that hangs does not."""
 _REPLICA_SECONDS = 5.0
 """How long the other ranks of a replica may take to end once one has died; they notice by themselves."""
 _USER_ERROR, _RESUMABLE = 2, 75
@@ -296,7 +298,10 @@ class _Supervisor:
         for child in children:
             _send(child, signal.SIGKILL)
         for child in children:
-            child.process.wait()
+            try:
+                child.process.wait(_KILL_SECONDS)
+            except subprocess.TimeoutExpired:
+                _say(f"{child.place.name} (process {child.process.pid}) hangs in the kernel; it is left behind")
 
     def _show(self, children: Sequence[Child], code: int) -> None:
         """Print the last words of a rank whose output went to a file, unless student 0 spoke on the terminal."""

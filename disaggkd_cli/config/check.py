@@ -31,7 +31,7 @@ _AT_LEAST_ZERO = (
     "train.weight_decay", "train.clip_norm", "train.eval_every", "train.save_every", "transport.teacher_wait",
     "log.samples", "on_policy.lag", "on_policy.top_k",
 )  # fmt: skip
-_ABOVE_ZERO = ("loss.temperature", "transport.timeout")
+_ABOVE_ZERO = ("loss.temperature", "transport.timeout", "train.save_timeout")
 _WHERE_GIVEN = {
     "student.router_aux_weight": 0, "hardware.gpus_per_node": 1, "hardware.nic_gbps": 0, "hardware.gpu_hour_price": 0,
     "hardware.teacher_gpu_hour_price": 0,

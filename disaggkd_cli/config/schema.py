@@ -113,6 +113,9 @@ class TrainConfig:
     keep_checkpoints: int = 2
     """How many of the newest checkpoints stay on disk."""
 
+    save_timeout: float = 1800.0
+    """Seconds without any progress after which the writing of a checkpoint counts as hung, and the run ends."""
+
     on_save_error: str = "stop"
     """A checkpoint that cannot be written: stop the run, or warn and go on with the previous one."""
 

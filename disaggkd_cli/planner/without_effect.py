@@ -46,6 +46,7 @@ WITHOUT_EFFECT: dict[str, str] = {
     "train.eval_every": _TIMES_NOT_MODELLED,
     "train.save_every": _TIMES_NOT_MODELLED,
     "train.keep_checkpoints": "on disk",
+    "train.save_timeout": "after a fault",
     "train.on_save_error": "after a fault",
     "train.stop_at": "a plan is of one step",
     "transport.timeout": "after a fault",

@@ -29,9 +29,11 @@ from torch.distributed.checkpoint.state_dict import get_state_dict
 from disaggkd_cli import files
 from disaggkd_cli.errors import RunError, UserError
 from disaggkd_cli.faults import fault_point
+from disaggkd_cli.training.save_watch import SaveWatch
 
 MANIFEST = "manifest.json"
 FORMAT = 1
+_LOOK_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -136,13 +138,16 @@ class Checkpointer:
         root: the directory of all checkpoints.
         keep: how many of the newest stay.
         group: a process group of the student ranks that nothing else uses.
+        timeout: seconds without progress after which one counts as hung.
     """
 
-    def __init__(self, root: Path, keep: int, group: dist.ProcessGroup) -> None:
+    def __init__(self, root: Path, keep: int, group: dist.ProcessGroup, timeout: float = 1800.0) -> None:
         self.root = root
+        self.timeout = timeout
         self.keep = keep
         self.group = group
         self._finisher: threading.Thread | None = None
+        self._watch: SaveWatch | None = None
         self._error: BaseException | None = None
         self.started_step: int | None = None
 
@@ -203,6 +208,7 @@ class Checkpointer:
                 shutil.rmtree(aside, ignore_errors=True)  # on a full disk the logs and the status need the room
 
         self.started_step = step
+        self._watch = SaveWatch(aside)
         self._finisher = threading.Thread(target=finish, name="checkpoint", daemon=True)
         self._finisher.start()
 
@@ -210,11 +216,19 @@ class Checkpointer:
         """Wait until the checkpoint in progress, if any, is safely on disk everywhere.
 
         Raises:
-            RunError: when it could not be written, on every rank.
+            RunError: when it could not be written, on every rank, or nothing is heard of it for `timeout` seconds.
         """
         if self._finisher is None:
             return
-        self._finisher.join()
+        while self._finisher.is_alive():
+            self._finisher.join(_LOOK_SECONDS)
+            if self._finisher.is_alive() and self._watch.silent_seconds() > self.timeout:
+                raise RunError(
+                    f"the checkpoint that is written to {self.root} has made no progress for {self.timeout:g} s "
+                    "(train.save_timeout): the disk hangs, or another student rank does; mend it, then go on with "
+                    "--resume auto"
+                )
+        self._watch.close()
         self._finisher = None
         error, self._error = self._error, None
         if self._any_failed(error):

@@ -49,6 +49,7 @@ MEANINGS: dict[str, str] = {
     "train.eval_every": NOTHING,
     "train.save_every": NOTHING,
     "train.keep_checkpoints": NOTHING,
+    "train.save_timeout": NOTHING,
     "train.on_save_error": NOTHING,
     "train.stop_at": NOTHING,
     "transport": NOTHING,

@@ -104,3 +104,18 @@ def test_a_disk_that_fills_up_anywhere(reference_config, reference, tmp_path, si
         nothing_remains(disk / "run")
     finally:
         subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
+def test_a_disk_that_hangs_ends_the_run_in_time(reference_config, reference, tmp_path):
+    run = tmp_path / "run"
+    job = start(
+        ["run", str(reference_config), f"run_dir={run}", "train.save_timeout=2", "--restarts", "0"],
+        DISAGGKD_TESTING="1", DISAGGKD_FAULT="student 0.ckpt_fsync:sleep:3600@2",
+    )  # fmt: skip
+    code, output = finish(job, 60)
+    assert code == 1
+    assert "has made no progress for 2 s (train.save_timeout)" in output.strip().splitlines()[-1]
+    code, output = finish(start(["run", str(reference_config), f"run_dir={run}", "--resume", "auto"]))
+    assert code == 0 and "resuming after step 7" in output, output
+    assert weights_sha256(run) == weights_sha256(reference)
+    nothing_remains(run)

@@ -10,7 +10,7 @@ import pytest
 PACKAGE = Path(__file__).parents[2] / "disaggkd_cli"
 
 LEVELS = [
-    {"errors", "faults", "files", "locks"},
+    {"errors", "exits", "faults", "files", "locks"},
     {
         "units",
         "addresses",

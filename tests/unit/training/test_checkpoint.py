@@ -3,6 +3,8 @@
 import json
 import os
 import shutil
+import threading
+import time
 
 import pytest
 import torch
@@ -22,6 +24,7 @@ from disaggkd_cli.training.checkpoint import (
     training_state,
 )
 from disaggkd_cli.training.resume import choose_checkpoint
+from disaggkd_cli.training.save_watch import SaveWatch
 
 OTHER_FORMAT = '{"format": 99, "files": {}, "step": 3, "identity": {}}'
 IDENTITY = {"data": "d" * 64, "tokenizer": "t" * 64, "seed": 42}
@@ -242,3 +245,35 @@ def test_a_checkpoint_of_another_shape(saved):
     optimizer = torch.optim.AdamW(module.parameters(), lr=0.1, fused=True)
     with pytest.raises(UserError, match="does not fit this student"):
         load_training_state(read_checkpoint(step_directory(root, 3)), module, optimizer, dist.group.WORLD)
+
+
+def test_a_save_that_makes_no_progress_has_a_bound(tmp_path, monkeypatch):
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def hangs(point):
+        if point == "ckpt_fsync":
+            begun.set()
+            goes_on.wait(30)
+
+    monkeypatch.setattr("disaggkd_cli.training.checkpoint.fault_point", hangs)
+    module, optimizer = build(0)
+    step(module, optimizer)
+    checkpointer = Checkpointer(tmp_path, 2, dist.new_group(backend="gloo"), timeout=0.5)
+    checkpointer.save(module, optimizer, 7, IDENTITY)
+    assert begun.wait(10)
+    with pytest.raises(RunError, match=r"made no progress for 0.5 s \(train.save_timeout\)"):
+        checkpointer.wait()
+    with pytest.raises(RunError, match="made no progress"):
+        checkpointer.save(module, optimizer, 8, IDENTITY)
+    goes_on.set()
+    checkpointer.wait()
+    assert read_checkpoint(step_directory(tmp_path, 7)).step == 7
+
+
+def test_a_save_that_is_slow_but_goes_on_is_waited_for(tmp_path):
+    watch = SaveWatch(tmp_path)
+    for number in range(4):
+        (tmp_path / "file").write_text("x" * number)
+        time.sleep(0.5)
+    assert watch.silent_seconds() < 1.6
+    watch.close()
