@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from disaggkd_cli.page import legend
-from disaggkd_cli.page.charts import Point, Series, line_chart, percent, smoothed
+from disaggkd_cli.page.charts import Point, Series, line_chart, number, percent, smoothed
 from disaggkd_cli.report.read import Run
 
+_FAR = 5.0
+"""How many times the highest later perplexity the first one may be and still be drawn."""
 _SMOOTH_FROM = 80
 """Curves of so many steps are shown as a running mean over the pale curve itself."""
 
@@ -38,6 +40,7 @@ def curves(runs: Sequence[Run]) -> str:
             [*_evaluated(runs, "eval_lm_loss", dashed=False), *_evaluated(runs, "eval_teacher_lm_loss")],
             note="Lines: the student. Dashed: the teacher's own loss on the same text.",
         ),
+        _perplexity(runs),
         line_chart("Learning rate", [_series(run, run.series("learning_rate")) for run in runs]),
         line_chart("Gradient norm", _training(runs, "grad_norm")),
         line_chart("Tokens a second", _training(runs, "tokens_per_second")),
@@ -46,6 +49,22 @@ def curves(runs: Sequence[Run]) -> str:
         charts.append(line_chart("Load-balancing loss of the routers", _training(runs, "router_aux")))
     names = legend((run.name, run.colour) for run in runs) if len(runs) > 1 else ""
     return f'<section><h2>Learning</h2>{names}<div class="charts">{"".join(charts)}</div></section>'
+
+
+def _perplexity(runs: Sequence[Run]) -> str:
+    """Draw perplexities, but for what an untrained student begins with, which would flatten all others."""
+    series, left_out = [], []
+    for run in runs:
+        points = run.held_out("eval_perplexity")
+        if len(points) > 2 and points[0][1] > _FAR * max(y for _, y in points[1:]):
+            left_out.append(f"{run.name} {number(points[0][1])} after step {points[0][0]:.0f}")
+            points = points[1:]
+        series.append(Series(run.name, run.colour, points, dots=True))
+    teachers = _evaluated(runs, "eval_teacher_perplexity")
+    note = "Lines: the student. Dashed: the teacher's own on the same text."
+    if left_out:
+        note += f" Too high to be drawn: {'; '.join(left_out)}."
+    return line_chart("Held-out perplexity", [*series, *teachers], note=note)
 
 
 def _training(runs: Sequence[Run], name: str) -> list[Series]:

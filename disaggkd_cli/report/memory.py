@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from html import escape
+from pathlib import Path
 
 from disaggkd_cli.errors import UserError
 from disaggkd_cli.page import legend, table
@@ -26,7 +29,8 @@ def memory(runs: Sequence[Run]) -> str:
         try:
             if run.config is None:
                 raise UserError(run.config_problem)
-            work = workload_of(run.config)
+            with _working_in(run.started_in):
+                work = workload_of(run.config)
             ranks = roles_of(work, planned_mode(run))
         except UserError as error:
             parts.append(f'<p class="facts">No plan: {escape(str(error))}</p>')
@@ -38,6 +42,17 @@ def memory(runs: Sequence[Run]) -> str:
     bars = "".join(parts)
     marked = '<p class="legend"><span><i class="limit"></i>measured peak</span></p>' if "<em " in bars else ""
     return f"<section><h2>Memory, against the plan</h2>{legend(names)}{marked}{bars}</section>"
+
+
+@contextmanager
+def _working_in(directory: Path) -> Iterator[None]:
+    """Read relative paths as the run did, wherever the report is made."""
+    here = os.getcwd()
+    os.chdir(directory)
+    try:
+        yield
+    finally:
+        os.chdir(here)
 
 
 def planned_mode(run: Run) -> str:

@@ -55,6 +55,22 @@ class Run:
     age_seconds: float | None
 
     @property
+    def started_in(self) -> Path:
+        """The directory that relative paths of the config are meant from.
+
+        Recorded; of older runs what `run_dir` says; else the run's own directory, where a name of the config leads to
+        nothing rather than to a file that happens to lie where the report is made.
+        """
+        recorded = self.environment.get("working_directory")
+        if isinstance(recorded, str) and Path(recorded).is_dir():
+            return Path(recorded)
+        root = self.directory.root.resolve()
+        named = Path(self.config.run_dir) if self.config else root
+        if not named.is_absolute() and named.parts and root.parts[-len(named.parts) :] == named.parts:
+            return root.parents[len(named.parts) - 1]
+        return root
+
+    @property
     def colocated(self) -> bool:
         """Whether teacher and student shared ranks."""
         return self.config is not None and self.config.mode == "colocated"

@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from html import escape
 
 from disaggkd_cli.page import render_page, table
+from disaggkd_cli.report.beside_teacher import beside_teacher
 from disaggkd_cli.report.curves import curves
 from disaggkd_cli.report.memory import memory
+from disaggkd_cli.report.on_policy import on_policy
 from disaggkd_cli.report.read import Run
 from disaggkd_cli.report.samples import samples
 from disaggkd_cli.report.summary import cards, compared
@@ -27,8 +29,10 @@ def render(runs: Sequence[Run], first: str = "") -> str:
         f'<h1>{escape(title)}</h1><p class="facts">disaggkd report, written {when}</p>',
         first,
         cards(runs),
+        beside_teacher(runs),
         compared(runs),
         curves(runs),
+        on_policy(runs),
         samples(runs),
         timelines(runs),
         memory(runs),

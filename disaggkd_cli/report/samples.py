@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from disaggkd_cli.page import table
 from disaggkd_cli.report.read import Run
 from disaggkd_cli.training.samples import Sample, read_samples
 
@@ -27,9 +26,17 @@ def samples(runs: Sequence[Run]) -> str:
 
 
 def _shown(found: Sequence[Sample]) -> str:
-    rows = [[str(one.step), escape(one.table), *map(_lines, (one.prompt, one.writer, one.text))] for one in found]
-    columns = ("after step", "table", "prompt", "writer", "text")
-    return table(columns, rows).replace("<table>", '<table class="text">', 1)
+    """Return a card a prompt, with what each writer made of it."""
+    cards: dict[tuple[int, str, str], list[Sample]] = {}
+    for one in found:
+        cards.setdefault((one.step, one.table, one.prompt), []).append(one)
+    return "".join(_card(*place, written) for place, written in cards.items())
+
+
+def _card(step: int, name: str, prompt: str, written: Sequence[Sample]) -> str:
+    texts = "".join(f"<dt>{escape(one.writer)}</dt><dd>{_lines(one.text)}</dd>" for one in written)
+    where = f"<small>after step {step:,} · {escape(name)}</small>"
+    return f'<div class="card sample">{where}<p>{_lines(prompt)}</p><dl>{texts}</dl></div>'
 
 
 def _lines(text: str) -> str:

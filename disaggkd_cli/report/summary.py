@@ -136,7 +136,9 @@ def compared(runs: Sequence[Run]) -> str:
     if not changed:
         return f"<section>{apart}</section>"
     body = [[f"<code>{escape(key)}</code>", *(escape(str(value)) for value in values)] for key, values in changed]
-    differs = table(["config", *(escape(run.name) for run in runs)], body)
+    differs = table(["config", *(escape(run.name) for run in runs)], body).replace(
+        "<table>", '<table class="differs">', 1
+    )
     return f"<section>{apart}<h2>What differs</h2>{differs}</section>"
 
 

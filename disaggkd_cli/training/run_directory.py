@@ -233,6 +233,8 @@ def write_environment(directory: RunDirectory, versions: dict[str, str], placeme
         "placement": placement,
         "variables": {name: os.environ[name] for name in recorded if name in os.environ},
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        # Relative paths of the config are meant from here; `report` reads the models' shapes again for its plan.
+        "working_directory": os.getcwd(),
     }
     _replace(directory.environment, environment)
 

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -14,8 +15,9 @@ from disaggkd_cli.report.events import kind_of, read_events
 from disaggkd_cli.report.read import read_runs
 from disaggkd_cli.report.render import render
 from disaggkd_cli.report.summary import differing_keys, state_of
+from disaggkd_cli.training.run_directory import RunDirectory, write_environment
 from disaggkd_cli.training.samples import ON_POLICY, Sample, SamplesTable
-from tests.support.runs import write_config
+from tests.support.runs import TINY_TEACHER, write_config
 
 
 class Balanced(HTMLParser):
@@ -242,3 +244,68 @@ def test_samples_are_shown_the_newest_first(tmp_path):
     Balanced(page)
     assert "1 earlier texts" in page and "It &lt;was&gt;" in page
     assert page.index("a dark<br>night 8") < page.index("a dark<br>night 0")
+
+
+def with_lines(root: Path, change) -> Path:
+    lines = [json.loads(text) for text in (root / "metrics.jsonl").read_text().splitlines()]
+    (root / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in change(lines)))
+    return root
+
+
+def test_the_student_stands_beside_its_teacher_and_perplexity_has_a_curve(tmp_path):
+    later = [
+        {"step": step, "eval_lm_loss": 4.5, "eval_perplexity": 90.0, "eval_kd": 0.7, "eval_top1_agreement": 0.5,
+         "eval_teacher_lm_loss": 4.1, "eval_teacher_perplexity": 60.3}
+        for step in (3, 6)
+    ]  # fmt: skip
+    text = page(with_lines(written_run(tmp_path / "run", 6), lambda lines: lines + later))
+    assert "<th>student after step 0</th><th>student after step 6</th>" in text
+    assert "<td>held-out perplexity</td><td>60.3</td><td>665.1</td><td>90.0</td>" in text
+    assert "<td>same best token as the teacher</td><td></td><td>10.0%</td><td>50.0%</td>" in text
+    assert "Too high to be drawn: run 665.1 after step 0." in text
+
+
+def test_what_an_on_policy_student_wrote_has_its_curves(tmp_path):
+    def written(lines):
+        figures = {"on_policy_kd": 0.9, "data_kd": 0.4, "completion_tokens_mean": 31.5, "completion_cut_share": 0.25,
+                   "sampled_entropy": 2.5, "generation_seconds": 0.2, "weights_seconds": 0.0}  # fmt: skip
+        return [line | (figures if "loss" in line else {"eval_on_policy_kd": 1.1}) for line in lines]
+
+    assert "What the student writes" not in page(written_run(tmp_path / "given", 4))
+    text = page(with_lines(written_run(tmp_path / "run", 4), written))
+    for part in ("What the student writes", "Tokens of a completion", "Entropy of what was drawn from"):
+        assert part in text
+    assert "run: 1.1 at 0" in text
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_the_plan_reads_paths_as_the_run_did_and_never_as_they_lead_from_here(tmp_path, monkeypatch, recorded):
+    there, elsewhere = tmp_path / "there", tmp_path / "elsewhere"
+    shutil.copytree(TINY_TEACHER, there / "models" / "tiny")
+    root = written_run(there / "runs" / "one", 5, teacher__model="models/tiny", run_dir="runs/one")
+    if recorded:
+        root = root.rename(there / "moved")
+        (root / "environment.json").write_text(json.dumps({"working_directory": str(there)}))
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    text = page(root)
+    assert "No plan" not in text and "teacher · " in text and Path.cwd() == elsewhere
+    shutil.move(there / "models", elsewhere / "models")
+    assert "No plan: " in page(root)
+
+
+def test_a_run_records_where_relative_paths_are_meant_from(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_environment(RunDirectory(tmp_path), {}, {})
+    assert json.loads((tmp_path / "environment.json").read_text())["working_directory"] == str(tmp_path)
+
+
+def test_values_of_any_length_stay_within_the_page(tmp_path):
+    long = [written_run(tmp_path / name, 4, data__train=f"/texts/{name * 90}.txt") for name in "ab"]
+    assert '<table class="differs">' in page(*long)
+
+
+def test_what_both_wrote_to_one_prompt_stands_in_one_card(tmp_path):
+    run = written_run(tmp_path / "run", 4)
+    SamplesTable(run / "samples.jsonl", 0).write([Sample(4, "t", "Once", who, f"by {who}") for who in ("a", "b")])
+    assert "<p>Once</p><dl><dt>a</dt><dd>by a</dd><dt>b</dt><dd>by b</dd></dl>" in page(run)
