@@ -8,7 +8,7 @@ PARALLEL ?= --numprocesses=2 --dist=loadfile --no-loadscope-reorder
 # What the suite reports beside failures.
 REPORT ?=
 
-.PHONY: help install quickstart quickstart-control test test-all chaos gpu-checks lint format wheel clean
+.PHONY: help install quickstart quickstart-control test test-all chaos soak gpu-checks lint format wheel clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -46,6 +46,9 @@ mutants: install  ## wrong changes to the code: whether a test notices each
 
 chaos: install  ## a seeded soak of the transport with a fault every few seconds (5 to 6 minutes)
 	$(BIN)/python tests/distributed/support/transport_chaos.py 300 1
+
+soak: install  ## an hour and a half of whole runs with a fault every 10 to 30 seconds, seeded
+	$(BIN)/python tests/distributed/support/run_soak.py 3600 1
 
 gpu-checks:  ## everything that needs a GPU, in ten minutes, without installing anything; see docs/launch.md
 	PYTHON=$(PYTHON) scripts/gpu_checks.sh

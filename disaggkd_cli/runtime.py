@@ -25,7 +25,6 @@ from disaggkd_cli.training.process import cap_gpu_memory, keep_memory_record
 from disaggkd_cli.training.run_directory import RunDirectory, log_path
 from disaggkd_cli.transport import Secret, open_store
 from disaggkd_cli.transport.authentication import tell_secret_file, told_secret_file
-from disaggkd_cli.transport.listeners import deafen, opening
 from disaggkd_cli.transport.nccl_environment import prepare_nccl_environment
 from disaggkd_cli.units import printable
 
@@ -160,16 +159,13 @@ def init_group(config: Config, place: Place, store: dist.Store, device: torch.de
     if device.type == "cuda":
         backend = "cpu:gloo,cuda:nccl"
     prefix = f"world/{place.role}{place.replica if place.role == 'teacher' else ''}/{place.attempt}"
-    # Its communicator is formed now, before links form theirs beside it; once all ranks have met, nobody else may come.
-    _, listeners = opening(
-        lambda: dist.init_process_group(
-            backend,
-            store=dist.PrefixStore(prefix, store),
-            rank=place.rank,
-            world_size=place.size,
-            timeout=group_timeout(config),
-            device_id=device if device.type == "cuda" else None,
-        )
+    dist.init_process_group(
+        backend,
+        store=dist.PrefixStore(prefix, store),
+        rank=place.rank,
+        world_size=place.size,
+        timeout=group_timeout(config),
+        # Its communicator is formed now, before links form theirs beside it.
+        device_id=device if device.type == "cuda" else None,
     )
-    deafen(listeners)
     return dist.group.WORLD

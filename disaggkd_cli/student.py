@@ -36,7 +36,9 @@ from disaggkd_cli.training.samples import SamplesTable, read_samples
 from disaggkd_cli.training.schedule import WorkPlan
 from disaggkd_cli.training.stage_record import read_stage_records
 from disaggkd_cli.training.tracking import wanted_trackers
-from disaggkd_cli.transport import StopReason
+from disaggkd_cli.transport import StopReason, split_endpoint
+from disaggkd_cli.transport.listeners import deafen_all_but
+from disaggkd_cli.transport.rendezvous import store_endpoint
 
 
 def run_student(config: Config, place: Place, directory: RunDirectory, resume: str) -> None:
@@ -141,6 +143,7 @@ def _run(
         place.rank,
         components.pad_id,
     )
+    deafen_all_but(split_endpoint(store_endpoint(store))[1])
     left = done < config.train.steps
     source, pool = open_source(
         config, components, place.rank, store, device, plan.items(done), log, secret=secret, wait=left

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
-from disaggkd_cli.addresses import resolve_bind
+from disaggkd_cli.addresses import resolve_bind, split_endpoint
 from disaggkd_cli.collective_texts import gathered_texts
 from disaggkd_cli.config import Config
 from disaggkd_cli.errors import RunError
@@ -34,6 +34,7 @@ from disaggkd_cli.transport.cuda import Cuda
 from disaggkd_cli.transport.errors import LinkLost
 from disaggkd_cli.transport.identity import Identity
 from disaggkd_cli.transport.link import STUDENT, TEACHER, Link, form_link
+from disaggkd_cli.transport.listeners import deafen_all_but
 from disaggkd_cli.transport.protocol import Header
 from disaggkd_cli.transport.rendezvous import store_endpoint
 
@@ -70,6 +71,7 @@ class World:
         self.names = [replace(place, rank=rank).name for rank in range(place.size)]
         self._place = place
         self._store = store
+        deafen_all_but(split_endpoint(store_endpoint(store))[1])
         # The links between these ranks have a secret of their own: what only the group that has just met was told.
         drawn = secrets.token_hex(32) if self.rank == LEADER and config.launch.secret == "auto" else ""
         self._secret = Secret(self.gather(drawn)[LEADER].encode())

@@ -49,6 +49,23 @@ def deafen(descriptors: list[int]) -> None:
             listener.detach()
 
 
+def deafen_all_but(port: int) -> None:
+    """Let nobody else connect to whatever listens in this process now, but for the rendezvous at `port`.
+
+    For groups of ranks that have just formed; no link may be forming meanwhile.
+    """
+    with _opening:
+        deafen([descriptor for descriptor in _listening() if _port_of(descriptor) != port])
+
+
+def _port_of(descriptor: int) -> int:
+    listener = socket.socket(fileno=descriptor)
+    try:
+        return listener.getsockname()[1]
+    finally:
+        listener.detach()
+
+
 def _listening() -> set[int]:
     if not sys.platform.startswith("linux"):
         return set()

@@ -93,6 +93,11 @@ class Peer:
 
 def listening_addresses_of(pid: int) -> set[str]:
     """Return every address on which a running process listens, read in its own network namespace."""
+    return {address for address, _ in listening_endpoints_of(pid)}
+
+
+def listening_endpoints_of(pid: int) -> set[tuple[str, int]]:
+    """Return every address and port on which a running process listens, read in its own network namespace."""
     found = set()
     links = [os.readlink(entry.path) for entry in os.scandir(f"/proc/{pid}/fd")]
     sockets = {link[8:-1] for link in links if link.startswith("socket:[")}
@@ -100,9 +105,9 @@ def listening_addresses_of(pid: int) -> set[str]:
         for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
             _, local, _, state, *_, inode = line.split()[:10]
             if state == "0A" and inode in sockets:
-                words = bytes.fromhex(local.split(":")[0])
+                words, port = bytes.fromhex(local.split(":")[0]), int(local.split(":")[1], 16)
                 packed = b"".join(words[i : i + 4][::-1] for i in range(0, len(words), 4))
-                found.add(str(ipaddress.ip_address(packed)).removeprefix("::ffff:"))
+                found.add((str(ipaddress.ip_address(packed)).removeprefix("::ffff:"), port))
     return found
 
 
