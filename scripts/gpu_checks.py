@@ -1,6 +1,6 @@
-"""The steps of scripts/gpu_checks.sh. Standard library only; every step is a process of its own with a time limit.
+"""The steps of scripts/gpu_checks.sh, what is most likely to fail first. Standard library only.
 
-A step passes, fails, runs out of time, or is `not run` with the reason; nothing that did not run reads as passed.
+Each step is a process of its own with a time limit, and each has a claim: what its passing shows.
 """
 
 from __future__ import annotations
@@ -13,117 +13,30 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
-import time
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from gpu_checks_engine import (  # noqa: E402
+    FAILED,
+    NOT_RUN,
+    PASSED,
+    ROOT,
+    TOO_BIG,
+    Checks,
+    json_of,
+    last_line,
+    report,
+)
+from gpu_checks_runs import check_run, compare_runs, eight_gpus, two_gpus  # noqa: E402
+
 NEEDED = ("torch", "transformers", "numpy", "omegaconf", "psutil", "rich", "safetensors", "typer")
 FOR_TESTS = ("pytest",)
 HELPFUL = ("datasets", "triton", "flash-linear-attention", "causal-conv1d", "liger-kernel", "trl", "pytest-timeout")
-PASSED, FAILED, TIMED_OUT, NOT_RUN = "passed", "FAILED", "TIMED OUT", "NOT RUN"
-TOO_BIG = "too big"
-"""For this GPU; the next smaller size is tried, and counts instead."""
-LOSS_TOLERANCE = 1e-2
-"""Largest relative difference of a step's loss between the two modes: bf16 kernels need not add in the same order."""
-
-
-@dataclass
-class Step:
-    """One line of the table."""
-
-    name: str
-    status: str = NOT_RUN
-    seconds: float = 0.0
-    summary: str = ""
-    figures: dict = field(default_factory=dict)
-
-
-class Checks:
-    """Runs steps one after another and keeps what came of them."""
-
-    def __init__(self, options: argparse.Namespace):
-        self.options = options
-        self.gpu = options.device == "cuda"
-        self.out: Path = options.out
-        self.work = Path(tempfile.mkdtemp(prefix="gpu-checks-"))
-        self.deadline = time.monotonic() + options.budget
-        self.steps: list[Step] = []
-        self.missing: dict[str, list[str]] = {}
-        self.machine: dict = {}
-
-    def step(self, name: str, command: list[str], limit: float, read: Callable[[str], tuple[str, str, dict]],
-             needs: tuple[str, ...] = ()) -> Step:  # fmt: skip
-        """Run `command`; `read` makes (status, summary, figures) of its output when it ends well.
-
-        Args:
-            needs: names of packages and of earlier steps.
-        """
-        step = Step(name)
-        self.steps.append(step)
-        lacking = [need for need in needs if need in self.missing.get("needed", [])]
-        broken = [other.name for other in self.steps if other.name in needs and other.status != PASSED]
-        left = self.deadline - time.monotonic()
-        if lacking or broken or left < 5:
-            reason = f"no {', '.join(lacking)} here" if lacking else f"{', '.join(broken)} did not pass"
-            step.summary = reason if lacking or broken else f"the {self.options.budget:g} s are used up"
-            print(f"  {step.status:9} {name}: {step.summary}", flush=True)
-            return step
-        began = time.monotonic()
-        code, output = self._run(name, command, min(limit, left))
-        step.seconds = time.monotonic() - began
-        try:
-            if code == 0:
-                step.status, step.summary, step.figures = read(output)
-            elif code is None:
-                step.status, step.summary = TIMED_OUT, f"stopped after {min(limit, left):.0f} s; {_last_line(output)}"
-            else:
-                step.status, step.summary = FAILED, f"exit code {code}: {_last_line(output)}"
-        except (ValueError, KeyError, IndexError, OSError, ElementTree.ParseError) as error:
-            step.status, step.summary = FAILED, f"its output cannot be read: {type(error).__name__}: {error}"
-        print(f"  {step.status:9} {name} ({step.seconds:.0f} s): {step.summary}", flush=True)
-        return step
-
-    def _run(self, name: str, command: list[str], limit: float) -> tuple[int | None, str]:
-        variables = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "COLUMNS": "160"}
-        if not self.gpu:
-            variables |= {"DISAGGKD_REHEARSE_GPU": "cpu", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-        log = self.out / "logs" / f"{name.replace(' ', '_')}.log"
-        with log.open("wb") as stream:
-            process = subprocess.Popen(
-                command, cwd=ROOT, env={**os.environ, **variables}, stdin=subprocess.DEVNULL, stdout=stream,
-                stderr=subprocess.STDOUT, start_new_session=True,
-            )  # fmt: skip
-            try:
-                code = process.wait(limit)
-            except subprocess.TimeoutExpired:
-                code = None
-                os.killpg(process.pid, signal.SIGTERM)
-                try:
-                    process.wait(10)
-                except subprocess.TimeoutExpired:
-                    os.killpg(process.pid, signal.SIGKILL)
-                    process.wait()
-        return code, log.read_text(errors="replace")
-
-
-def _last_line(output: str) -> str:
-    lines = [line for line in output.strip().splitlines() if line.strip()]
-    return lines[-1][:300] if lines else "it printed nothing"
-
-
-def _json_of(output: str) -> dict:
-    """The JSON object that a command printed after its other lines."""
-    for start in [0, *(index + 1 for index, character in enumerate(output) if character == "\n")]:
-        if output[start : start + 1] == "{":
-            try:
-                return json.JSONDecoder().raw_decode(output, start)[0]
-            except ValueError:
-                continue
-    raise ValueError("it printed no JSON")
+LOSS_OVER_FLOOR = 1.4
+"""Of the loss's cost model, for the reference head with room for a good tiling."""
+PARTS = {"one": 1, "two": 2, "eight": 8}
+"""And the GPUs that each needs."""
 
 
 def check_packages(checks: Checks) -> None:
@@ -146,17 +59,25 @@ def check_machine(checks: Checks) -> None:
     """Step: the GPU and what the loss finds out about it."""
 
     def read(output: str) -> tuple[str, str, dict]:
-        found = _json_of(output)
+        found = json_of(output)
         checks.machine |= found
         what = f"{found['gpus'][0]}, {found['memory_gib']} GiB, CUDA {found['cuda']}" if found["gpus"] else "CPU"
         return PASSED, f"{what}; torch {found['torch']}", found
 
-    checks.step("machine", [sys.executable, "scripts/gpu_machine.py", checks.options.device], 90, read, ("torch",))
+    checks.step(
+        "machine",
+        [sys.executable, "scripts/gpu_machine.py", checks.options.device],
+        90,
+        read,
+        ("torch",),
+        claim="torch sees a GPU, and the loss knows its generation",
+    )
 
 
-def check_tests(checks: Checks) -> None:
-    """Step: tests/gpu. Skipped tests do not count as passed."""
-    results = checks.out / "gpu_tests.xml"
+def check_tests(checks: Checks, name: str = "gpu tests", target: str = "tests/gpu", claim: str = "", chosen: str = "",
+                limit: float = 180) -> None:  # fmt: skip
+    """Step: tests of tests/gpu; `chosen` as pytest's -k. Skipped tests do not count as passed."""
+    results = checks.out / f"{name.replace(' ', '_')}.xml"
 
     def read(output: str) -> tuple[str, str, dict]:
         suite = ElementTree.parse(results).getroot().find("testsuite")
@@ -169,14 +90,21 @@ def check_tests(checks: Checks) -> None:
         return (PASSED if ran else NOT_RUN), summary, figures
 
     results.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "pytest", "tests/gpu", "-m", "gpu", "-q", "-o", "addopts=", "-p",
+    command = [sys.executable, "-m", "pytest", target, "-m", "gpu", "-q", "-o", "addopts=", "-p",
                "no:cacheprovider", f"--junitxml={results}"]  # fmt: skip
-    checks.step("gpu tests", command, 180, read, ("torch", "transformers", "pytest"))
+    command += ["-k", chosen] if chosen else []
+    checks.step(name, command, limit, read, ("torch", "transformers", "pytest"), claim=claim,
+                expected="every test passes")  # fmt: skip
 
 
 def check_loss(checks: Checks) -> None:
     """Step: `bench loss` on the reference head, or on the next smaller shape that the memory holds."""
-    shapes = [["--head", "reference", "--repeats", "3"],
+    predicted = checks.expected.get("loss")
+    expected = f"fused within {LOSS_OVER_FLOOR:g} x gemm_floor"
+    if predicted:
+        expected += (f"; by the cost model {1e3 * predicted['fused']:.0f} ms at 4 GiB of scratch, the products alone "
+                     f"{1e3 * predicted['floor']:.0f} ms")  # fmt: skip
+    shapes = [["--head", "reference", "--budget", "4GiB", "--repeats", "3"],
               ["--head", "reference", "--rows", "4096", "--vocabulary", "151936", "--repeats", "3"],
               ["--head", "reference", "--rows", "4096", "--vocabulary", "65536", "--student-width", "2048", "--budget",
                "1GiB", "--repeats", "3"]]  # fmt: skip
@@ -185,7 +113,7 @@ def check_loss(checks: Checks) -> None:
                    "--teacher-width", "32", "--budget", "16MiB", "--repeats", "1", "--no-peers"]]  # fmt: skip
 
     def read(output: str) -> tuple[str, str, dict]:
-        result = _json_of(output)
+        result = json_of(output)
         seconds = {}
         for row in result["rows"]:
             seconds.setdefault(row["implementation"], row["seconds"])
@@ -195,12 +123,22 @@ def check_loss(checks: Checks) -> None:
         parts += [f"scratch {fused[0]['scratch_bytes'] / 2**30:.2f} GiB, error {fused[0]['gradient_error']:.1e}"]
         parts += [f"not run: {one['implementation']} ({one['reason'][:60]})" for one in result["absent"]]
         good = fused[0]["gradient_error"] < 1e-2
+        if checks.gpu and "gemm_floor" in seconds:
+            good = good and seconds["fused"] <= LOSS_OVER_FLOOR * seconds["gemm_floor"]
         return (PASSED if good else FAILED), "; ".join(parts), result
 
     for number, shape in enumerate(shapes):
         name = "bench loss" if not number else f"bench loss, smaller {number}"
         command = [sys.executable, "-m", "disaggkd_cli", "bench", "loss", "--device", checks.options.device, "--json"]
-        step = checks.step(name, [*command, *shape], 150, read, ("torch", "typer", "omegaconf"))
+        step = checks.step(
+            name,
+            [*command, *shape],
+            150,
+            read,
+            ("torch", "typer", "omegaconf"),
+            claim="the fused loss costs little more than its matrix products",
+            expected=expected,
+        )
         if step.status != FAILED or "out of memory" not in step.summary.lower():
             return
         if number + 1 < len(shapes):
@@ -212,13 +150,21 @@ def check_link(checks: Checks) -> None:
     sizes = ["--payload", "64KiB"] if checks.options.small else ["--payload", "1MiB", "--payload", "32MiB"]
 
     def read(output: str) -> tuple[str, str, dict]:
-        report = _json_of(output)
+        report = json_of(output)
         rows = [f"{row['payload_bytes'] / 2**20:g} MiB: {row['bytes_per_second'] / 1e9:.2f} GB/s (raw gloo "
                 f"{row['raw_bytes_per_second'] / 1e9:.2f})" for row in report["rows"]]  # fmt: skip
         return PASSED, "; ".join(rows), report
 
     command = [sys.executable, "-m", "disaggkd_cli", "bench", "link", "--json", "--links", "1", "--rounds", "3", *sizes]
-    checks.step("bench link", command, 90, read, ("torch", "typer", "omegaconf"))
+    checks.step(
+        "bench link",
+        command,
+        90,
+        read,
+        ("torch", "typer", "omegaconf"),
+        claim="a link carries what raw gloo carries",
+        expected="near 1.0 of raw at 32 MiB",
+    )
 
 
 def check_pair(checks: Checks) -> None:
@@ -254,76 +200,62 @@ def write_config(checks: Checks) -> Path:
     return path
 
 
-def check_run(checks: Checks, mode: str, config: Path) -> None:
-    """Step: a whole run of the pair."""
-    run_dir = checks.work / f"run-{mode}"
-
-    def read(output: str) -> tuple[str, str, dict]:
-        lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-        steps = [line for line in lines if "loss" in line]
-        later = steps[len(steps) // 2 :]
-        speed = sum(line["tokens_per_second"] for line in later) / len(later)
-        stall = sum(line["stall_seconds"] for line in later)
-        figures = {"losses": [line["loss"] for line in steps], "tokens_per_second": speed, "stall_seconds": stall,
-                   "peak_memory_bytes": max(line["peak_memory_bytes"] for line in steps), "steps": steps}  # fmt: skip
-        placed = json.loads((run_dir / "environment.json").read_text())["placement"]["device"]
-        right = placed.startswith(checks.options.device)
-        summary = f"{len(steps)} steps on {placed}, loss {steps[0]['loss']:.4f} to {steps[-1]['loss']:.4f}, "
-        summary += f"{speed:,.0f} tokens/s, peak {figures['peak_memory_bytes'] / 2**30:.2f} GiB, stall {stall:.2f} s"
-        return (PASSED if right else FAILED), summary, figures
-
-    command = [sys.executable, "-m", "disaggkd_cli", "run", str(config), f"mode={mode}", f"run_dir={run_dir}",
-               "--restarts", "0"]  # fmt: skip
-    checks.step(f"{mode} run", command, 170, read, (*NEEDED, "random pair"))
-    if (run_dir / "logs").is_dir():
-        shutil.copytree(run_dir / "logs", checks.out / "logs" / f"{mode}_run", dirs_exist_ok=True)
-
-
-def compare_runs(checks: Checks) -> None:
-    """Step: both modes' losses, step by step."""
-    step = Step("same losses")
-    checks.steps.append(step)
-    found = {one.name: one.figures["losses"] for one in checks.steps if "losses" in one.figures}
-    if len(found) < 2:
-        step.summary = "needs both runs"
-        return
-    pairs = list(zip(found["disaggregated run"], found["colocated run"], strict=False))
-    worst = max(abs(one - other) / max(abs(other), 1e-12) for one, other in pairs)
-    step.status = PASSED if worst <= LOSS_TOLERANCE else FAILED
-    step.summary = f"{len(pairs)} steps, largest relative difference {worst:.1e} (allowed {LOSS_TOLERANCE:g})"
-    step.figures = {"largest_relative_difference": worst}
-    print(f"  {step.status:9} {step.name}: {step.summary}")
-
-
 def check_config(checks: Checks, config: Path) -> None:
     """Step: `disaggkd check` on the pair."""
 
     def read(output: str) -> tuple[str, str, dict]:
-        return PASSED, _last_line(output), {}
+        return PASSED, last_line(output), {}
 
     command = [sys.executable, "-m", "disaggkd_cli", "check", str(config)]
-    checks.step("disaggkd check", command, 120, read, (*NEEDED, "random pair"))
+    checks.step(
+        "disaggkd check",
+        command,
+        120,
+        read,
+        (*NEEDED, "random pair"),
+        claim="losses, heads, masks and the wire of the pair are proved on this GPU",
+        expected="every proof passes",
+    )
 
 
-def report(checks: Checks) -> int:
-    """Print the table, write the JSON file, and return the exit code."""
-    width = max(len(step.name) for step in checks.steps)
-    title = "disaggkd on a GPU" if checks.gpu else "disaggkd, the GPU checks rehearsed on a CPU"
-    print(f"\n{title}\n")
-    for step in checks.steps:
-        print(f"{step.name:{width}}  {step.status:9}  {step.seconds:5.0f} s  {step.summary}")
-    good = all(step.status in (PASSED, TOO_BIG) for step in checks.steps)
-    content = {
-        "device": checks.options.device,
-        "small": checks.options.small,
-        "passed": good,
-        "machine": checks.machine,
-        "steps": [asdict(step) for step in checks.steps],
-    }
-    path = checks.out / "gpu_checks.json"
-    path.write_text(json.dumps(content, indent=2) + "\n")
-    print(f"\n{'all passed' if good else 'NOT all passed'}; {path}; logs in {checks.out / 'logs'}")
-    return 0 if good else 1
+def find_expected(checks: Checks, config: Path) -> None:
+    """Ask the closed forms what they predict for this GPU, from shapes alone."""
+    shapes = [sys.executable, "scripts/make_random_pair.py", str(checks.work / "pair"), "--config-only"]
+    shapes += ["--small"] if checks.options.small else []
+    names = checks.machine.get("gpus") or ["no GPU"]
+    asked = [sys.executable, "scripts/gpu_expected.py", str(config), names[0]]
+    try:
+        subprocess.run(shapes, cwd=ROOT, check=True, capture_output=True, timeout=90)
+        answer = subprocess.run(asked, cwd=ROOT, check=True, capture_output=True, text=True, timeout=90)
+        checks.expected = json_of(answer.stdout)
+        print(f"expected figures are those of {checks.expected['gpu']}")
+    except (subprocess.SubprocessError, ValueError, OSError) as error:
+        said = (getattr(error, "stderr", "") or "")[-300:]
+        print(f"no expected figures: {type(error).__name__}: {error} {said}")
+
+
+def one_gpu(checks: Checks, config: Path) -> None:
+    """The steps that a single GPU can take."""
+    for name, file, claim in (
+        (
+            "gpu models",
+            "test_gpu_models",
+            "models compute on the GPU what they do on the CPU (kernels of fla, masks)",
+        ),
+        ("gpu loss", "test_gpu_loss", "the loss's compiled kernels give the values of float64"),
+        ("gpu payloads", "test_gpu_payloads", "hidden states arrive whole from another process of this GPU"),
+        ("gpu runs", "test_gpu_runs", "a whole tiny run has the same losses disaggregated and colocated"),
+    ):
+        chosen = "not two_gpus" if name == "gpu payloads" else ""
+        check_tests(checks, name, f"tests/gpu/{file}.py", claim, chosen)
+    check_pair(checks)
+    needs = (*NEEDED, "random pair")
+    check_run(checks, "disaggregated", config, needs, claim="a pair of Qwen3.5's shape trains disaggregated")
+    check_run(checks, "colocated", config, needs, claim="the same pair trains colocated")
+    compare_runs(checks, "same losses", "disaggregated", "colocated")
+    check_loss(checks)
+    check_config(checks, config)
+    check_link(checks)
 
 
 def main() -> int:
@@ -331,26 +263,38 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--small", action="store_true", help="tiny sizes")
-    parser.add_argument("--budget", type=float, default=570, help="seconds for everything (570)")
+    parser.add_argument("--part", action="append", choices=tuple(PARTS), help="for how many GPUs; all that are here")
+    parser.add_argument("--what-would-run", action="store_true", help="print steps, claims, expected figures")
+    parser.add_argument("--budget", type=float, help="seconds for everything (570 for one GPU, 2000, 6000)")
+    parser.add_argument("--soak-steps", type=int, default=3000, help="optimizer steps of the soak on eight GPUs")
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT") or "gpu_checks"))
     options = parser.parse_args()
     options.out = options.out.resolve()
+    wanted, chosen = options.what_would_run, options.part
+    options.budget = options.budget or {"eight": 6000, "two": 2000}.get((chosen or ["one"])[-1], 570)
     (options.out / "logs").mkdir(parents=True, exist_ok=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     checks = Checks(options)
-    check_packages(checks)
+    if not wanted:
+        check_packages(checks)
     check_machine(checks)
-    if checks.steps[0].status == PASSED:
-        check_tests(checks)
-        check_pair(checks)
+    if checks.steps[0].status == PASSED or wanted:
+        here = len(checks.machine.get("gpus") or [])
         config = write_config(checks)
-        check_run(checks, "disaggregated", config)
-        check_run(checks, "colocated", config)
-        compare_runs(checks)
-        check_loss(checks)
-        check_link(checks)
-        check_config(checks, config)
+        find_expected(checks, config)
+        parts = chosen or [part for part, gpus in PARTS.items() if wanted or gpus <= max(here, 1)]
+        if "one" in parts:
+            one_gpu(checks, config)
+        elif {"two", "eight"} & set(parts):
+            check_pair(checks)
+        if "two" in parts:
+            check_tests(checks, "nccl link", "tests/gpu/test_gpu_payloads.py",
+                        "NCCL links form between two GPUs and carry whole payloads", "two_gpus")  # fmt: skip
+            two_gpus(checks, config, (*NEEDED, "random pair"))
+        if "eight" in parts:
+            eight_gpus(checks, config, (*NEEDED, "random pair"))
     shutil.rmtree(checks.work, ignore_errors=True)  # models and checkpoints, gigabytes of them
-    return report(checks)
+    return 0 if wanted else report(checks)
 
 
 if __name__ == "__main__":

@@ -39,14 +39,19 @@ SMALL = {
 }  # fmt: skip
 
 
-def make(name: str, output: Path, small: bool, device: str) -> int:
-    """Write one model directory and return its number of parameters."""
+def config_of(name: str, small: bool) -> Qwen3_5TextConfig:
+    """Return the configuration of one of the two."""
     shape = {**SIZES[name], **(SMALL if small else {})}
     if small:
         shape["hidden_size"] = 64 if name == "teacher" else 32
+    return Qwen3_5TextConfig(**COMMON, **shape)
+
+
+def make(name: str, output: Path, small: bool, device: str) -> int:
+    """Write one model directory and return its number of parameters."""
     torch.manual_seed(len(name))
     with torch.device(device):
-        model = AutoModelForCausalLM.from_config(Qwen3_5TextConfig(**COMMON, **shape), dtype=torch.bfloat16)
+        model = AutoModelForCausalLM.from_config(config_of(name, small), dtype=torch.bfloat16)
     if not model.config.tie_word_embeddings:
         # Logits of some three units, as of a language model; those of fresh weights are nearly all alike.
         with torch.no_grad():
@@ -60,8 +65,12 @@ def main() -> None:
     parser.add_argument("output", type=Path)
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--device", default="cpu", help="where the weights are drawn")
+    parser.add_argument("--config-only", action="store_true", help="write no weights: enough for `disaggkd plan`")
     options = parser.parse_args()
     for name in SIZES:
+        if options.config_only:
+            config_of(name, options.small).save_pretrained(options.output / name)
+            continue
         began = time.monotonic()
         count = make(name, options.output, options.small, options.device)
         print(f"{options.output / name}: {count:,} parameters in {time.monotonic() - began:.0f} s")

@@ -5,7 +5,10 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import os
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -85,7 +88,7 @@ def test_skipped_tests_do_not_read_as_passed(checks, gpu_checks, monkeypatch):
     for skipped, status in ((0, "passed"), (1, "NOT RUN"), (3, "NOT RUN")):
         text = written.format(skipped, one * skipped)
         code = f"open({str(checks.out / 'gpu_tests.xml')!r}, 'w').write({text!r})"
-        monkeypatch.setattr(checks, "_run", lambda name, command, limit, code=code: (exec(code), (0, ""))[1])
+        monkeypatch.setattr(checks, "_run", lambda *_, code=code: (exec(code), (0, ""))[1])
         gpu_checks.check_tests(checks)
         assert checks.steps[-1].status == status
     assert "2 of 3 tests passed, 1 skipped: no CUDA device here" in checks.steps[1].summary
@@ -100,3 +103,110 @@ def test_the_next_smaller_head_is_tried_where_memory_lacks(checks, gpu_checks, m
     gpu_checks.check_loss(checks)
     assert [step.status for step in checks.steps] == ["too big", "passed"]
     assert gpu_checks.report(checks) == 0
+
+
+def test_what_would_run_is_printed_and_nothing_is_started(checks, gpu_checks, capsys, monkeypatch):
+    monkeypatch.setattr(checks, "_run", lambda *_: pytest.fail("a step was started"))
+    checks.show, checks.gpu = True, True
+    checks.options.small, checks.options.soak_steps = False, 3000
+    figures = {"peak_bytes": 3 * 2**30, "tokens_per_second": 1234.0}
+    planned = dict.fromkeys(("disaggregated", "colocated", "sharded", "hsdp"), figures)
+    checks.expected = {"loss": {"fused": 0.097, "floor": 0.074}, **planned}
+    config = gpu_checks.write_config(checks)
+    gpu_checks.one_gpu(checks, config)
+    gpu_checks.two_gpus(checks, config, ())
+    gpu_checks.eight_gpus(checks, config, ())
+    printed = capsys.readouterr().out
+    order = ["gpu models", "gpu loss", "gpu payloads", "gpu runs", "disaggregated run", "same losses", "bench loss",
+             "nccl run", "killed peer run", "outlived watchdog run", "sharded run", "hsdp run", "soak run",
+             "memory of the soak"]  # fmt: skip
+    names = [step.name for step in checks.steps]
+    assert [name for name in names if name in order] == order
+    assert {step.status for step in checks.steps} == {"would run"}
+    assert all(step.claim and step.expected for step in checks.steps if step.name != "random pair")
+    assert "by the cost model 97 ms at 4 GiB of scratch, the products alone 74 ms" in printed
+    assert "expected: peak 3.00 GiB (within 15% on a GPU), 1,234 tokens/s" in printed
+    assert "DISAGGKD_FAULT=teacher 0.payload:kill@9,teacher 0.forward:sleep:30" in printed
+    assert "student.replicate=2" in printed and "with 16 links" in printed
+
+
+def test_a_measured_figure_stands_beside_the_expected_one_with_a_verdict(checks, gpu_checks, capsys):
+    checks.step("good", python("print('3.1 GiB')"), 20, well, claim="memory is as planned", expected="3.0 GiB")
+    checks.step("bad", python("raise SystemExit(1)"), 20, well, claim="links form", expected="they form")
+    checks.step("after", python("print(1)"), 20, well, ("bad",), claim="runs end")
+    gpu_checks.report(checks)
+    printed = capsys.readouterr().out
+    assert "3.1 GiB\n" in printed and "expected: 3.0 GiB\n" in printed
+    for line in ("holds           memory is as planned (good)", "DOES NOT HOLD   links form (bad)",
+                 "not shown       runs end (after)"):  # fmt: skip
+        assert line in printed, printed
+    written = json.loads((checks.out / "gpu_checks.json").read_text())["steps"]
+    assert [(step["verdict"], step["expected"]) for step in written] == [
+        ("holds", "3.0 GiB"), ("DOES NOT HOLD", "they form"), ("not shown", ""),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("peaks", "gpu", "faults", "output", "status"),
+    [
+        ([100, 104], True, "", "", "passed"), ([100, 116], True, "", "", "FAILED"), ([80, 84], True, "", "", "FAILED"),
+        ([9, 9], False, "", "", "passed"), ([9, 9], True, "a", "was killed by SIGKILL", "passed"),
+        ([9, 9], True, "a", "nothing happened", "FAILED"),
+    ],
+)  # fmt: skip
+def test_a_run_is_judged_by_its_plan_and_by_what_it_survived(
+    checks, gpu_checks, peaks, gpu, faults, output, status, monkeypatch
+):
+    run = checks.work / "run-sharded"
+    run.mkdir()
+    lines = [{"loss": 1.0, "tokens_per_second": 5, "stall_seconds": 0, "peak_memory_bytes": peak} for peak in peaks]
+    (run / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    (run / "environment.json").write_text('{"placement": {"device": "cpu"}}')
+    checks.gpu, checks.expected = gpu, {"sharded": {"peak_bytes": 100, "tokens_per_second": 5}}
+    monkeypatch.setattr(checks, "_run", lambda *_: (0, output))
+    step = gpu_checks.check_run(checks, "sharded", checks.out, (), claim="it runs", faults=faults)
+    assert step.status == status, step.summary
+
+
+@pytest.mark.parametrize(
+    ("losses", "status"),
+    [([1.0, 2.0], "passed"), ([1.0, 2.1], "FAILED"), ([1.0], "FAILED"), (None, "NOT RUN")],
+)
+def test_losses_of_two_runs_are_compared_whole(checks, gpu_checks, losses, status):
+    for name, figures in (("one run", {"losses": [1.0, 2.0]}), ("other run", {"losses": losses} if losses else {})):
+        checks.steps.append(sys.modules["gpu_checks_engine"].Step(name, figures=figures))
+    gpu_checks.compare_runs(checks, "same", "one", "other")
+    assert checks.steps[-1].status == status
+
+
+def test_what_a_step_started_ends_with_the_checks(checks, tmp_path, monkeypatch):
+    started, wait = tmp_path / "started", subprocess.Popen.wait
+
+    def stopped(process, *arguments, **options):
+        monkeypatch.setattr(subprocess.Popen, "wait", wait)
+        while not (started.exists() and started.read_text()):
+            time.sleep(0.02)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(subprocess.Popen, "wait", stopped)
+    code = f"import os, time; open({str(started)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
+    with pytest.raises(KeyboardInterrupt):
+        checks.step("endless", python(code), 20, well)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(started.read_text()), 0)
+
+
+@pytest.mark.parametrize(
+    ("torch_name", "name"),
+    [
+        ("NVIDIA H200", "H200-SXM"), ("NVIDIA H100 80GB HBM3", "H100-SXM"), ("NVIDIA H100 PCIe", "H100-PCIe"),
+        ("NVIDIA A100-SXM4-80GB", "A100-80-SXM"), ("NVIDIA A100-SXM4-40GB", "A100-40-SXM"),
+        ("NVIDIA GeForce RTX 4090", "RTX4090"), ("NVIDIA GH200 480GB", "GH200-96"), ("Tesla T4", "H100-SXM"),
+    ],
+)  # fmt: skip
+def test_the_catalogue_knows_what_torch_calls_a_gpu(torch_name, name):
+    specification = importlib.util.spec_from_file_location("gpu_expected", SCRIPT.with_name("gpu_expected.py"))
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    assert module.catalogue_name(torch_name) == name
+    assert 1 <= module.loss_seconds(torch_name)["fused"] / module.loss_seconds(torch_name)["floor"] <= 1.4
