@@ -20,6 +20,8 @@ CASES = {
     "llama-3.1-8b": {"tokens": 8192, "sequence": 8192},
     "llama-3.2-1b, float32": {"ranks": 4, "tokens": 2048, "sequence": 1024, "bytes": 4},
     "smollm2-360m, packed": {"ranks": 2, "sequence": 2048, "packed": True},
+    "qwen3-32b, every layer": {"ranks": 32, "tokens": 8192, "sequence": 8192, "layers": 64},
+    "llama-3.1-70b": {"ranks": 64, "tokens": 8192, "sequence": 8192},
     "gemma-3-4b": {"sequence": 2048},
     "qwen3-30b-a3b, experts": {"ranks": 32},
     "qwen3.5-9b, delta net": {"tokens": 2048, "sequence": 512},
@@ -31,7 +33,7 @@ def run_case(name: str) -> str:
     """One row of the table."""
     from disaggkd_cli.planner.hardware import load_catalogue
     from disaggkd_cli.planner.models import hub_config, resolve_model
-    from disaggkd_cli.planner.verify import verify
+    from disaggkd_cli.planner.verify import MAX_LAYERS, verify
     from disaggkd_cli.planner.workload import Cluster, Efficiency, Workload
 
     model, option = name.split(",")[0], USUAL | CASES[name]
@@ -49,7 +51,7 @@ def run_case(name: str) -> str:
         packed=option.get("packed", False),
         implementation=option["implementation"],
     )
-    result = verify(work, hub_config(model, "student"))
+    result = verify(work, hub_config(model, "student"), option.get("layers", MAX_LAYERS))
     predicted, traced = sum(result.predicted.values()) / 2**30, sum(result.traced.values()) / 2**30
     layers = f"{len(result.work.student.layers)} layers"
     return (
@@ -67,7 +69,7 @@ def main(names: list[str]) -> int:
     )
     failed = 0
     for name in names or list(CASES):
-        done = subprocess.run([sys.executable, __file__, "--case", name], capture_output=True, text=True, timeout=170)
+        done = subprocess.run([sys.executable, __file__, "--case", name], capture_output=True, text=True, timeout=600)
         print(done.stdout.strip() or f"| {name} | failed: {done.stderr.strip().splitlines()[-1:]} |", flush=True)
         failed += done.returncode
     return 1 if failed else 0

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from disaggkd_cli.config import Config
+from disaggkd_cli.config.attention import GPU_ONLY, SDPA
 from disaggkd_cli.errors import UserError
 from disaggkd_cli.planner import memory
 from disaggkd_cli.planner.models import hub_config
@@ -84,18 +85,20 @@ def verify_command(config: Config, work: Workload, as_json: bool, console: Conso
     return 0 if abs(verified.error) <= verified.band else 1
 
 
-def cut(work: Workload) -> Workload:
+def cut(work: Workload, most: int = MAX_LAYERS) -> Workload:
     """The same student with few layers (every kind stays) and tokens, as it is traced."""
     shape = work.student
     layers = shape.layers
-    if len(layers) > MAX_LAYERS:
-        shape = replace(shape, layers=layers[:MAX_LAYERS], name=f"{shape.name}, first {MAX_LAYERS} layers")
+    if len(layers) > most:
+        shape = replace(shape, layers=layers[:most], name=f"{shape.name}, first {most} layers")
     tokens = min(work.micro_batch_tokens, max(MAX_TOKENS // work.sequence, 1) * min(work.sequence, MAX_TOKENS))
     sequence = min(work.sequence, tokens)
     if is_hybrid(shape):
         sequence = min(sequence, 512)
         tokens = min(tokens, 2048)
     cluster: Cluster = replace(work.cluster, device="cpu")
+    if work.student_attention in GPU_ONLY:  # which keep what fused kernels keep of rows that need no mask
+        work = work.with_(student_attention=SDPA, packed=False)
     return work.with_(
         router_loss=False,  # the trace is of a step without it
         student=shape,
@@ -112,15 +115,16 @@ def cut(work: Workload) -> Workload:
     )
 
 
-def verify(work: Workload, fields: dict[str, Any]) -> Verified:
+def verify(work: Workload, fields: dict[str, Any], layers: int = MAX_LAYERS) -> Verified:
     """Trace the student rank of `work`, cut down, and predict the same.
 
     Args:
         fields: the student's config.json.
+        layers: the most to trace.
     """
     from disaggkd_cli.planner.trace import trace_student
 
-    work = cut(work)
+    work = cut(work, layers)
     traced: dict[str, float] = {}
     for name, value in trace_student(work, fields).items():
         group = _GROUPS[name]
