@@ -46,7 +46,8 @@ class Subject:
         teacher: the whole teacher, in `teacher.dtype`.
         teacher_head: the head that the student would hold (read from the files alone when disaggregated).
         student: float32 master weights.
-        sequences: four short sequences of the training data.
+        sequences: four short sequences of the training data; of the held-out texts where the student writes everything,
+            since those have answers.
         pack: whether the run packs documents into rows, and `pack_reason` why (not).
     """
 
@@ -118,7 +119,8 @@ class Subject:
             if key not in self._states:
                 self._states[key] = hidden_states(backbone_of(self.teacher), ids, positions)[0]
             found.append(self._states[key][supervised])
-        return torch.cat(found).to(self.wire_dtype)
+        # Rounded as the wire rounds them, then computed with in the head's dtype, as by a student.
+        return torch.cat(found).to(self.wire_dtype).to(self.teacher_head.weight.dtype)
 
     def contrary_states(self, batch: MicroBatch) -> Tensor:
         """Return `teacher_states`, reversed when the student starts equal to the teacher.
@@ -153,7 +155,8 @@ def load_subject(config: Config, device: torch.device, log: Callable[[str], None
     teacher_tokenizer = load_tokenizer(config.teacher.model)
     tokenizer = load_tokenizer(config.student.model) if config.student.model else teacher_tokenizer
     pack, reason = decide_packing(config)
-    splits = load_splits(config.data, tokenizer, pack=pack, seed=config.seed, prompts=student_writes_all(config))
+    alone = student_writes_all(config)
+    splits = load_splits(config.data, tokenizer, pack=pack, seed=config.seed, prompts=alone)
     log("loading the teacher")
     teacher = load_causal_lm(source, dtype, "teacher.model").to(device)
     head = load_head(source, dtype, "teacher.model") if config.mode == "disaggregated" else head_of(teacher).detached()
@@ -170,7 +173,7 @@ def load_subject(config: Config, device: torch.device, log: Callable[[str], None
         teacher_tokenizer=teacher_tokenizer,
         tokenizer=tokenizer,
         splits=splits,
-        sequences=sample_sequences(splits.train.sample, config.seed),
+        sequences=sample_sequences(splits.evaluation if alone else splits.train.sample, config.seed),
         pack=pack,
         pack_reason=reason,
     )
