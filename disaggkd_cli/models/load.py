@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
+from transformers.utils.hub import cached_file, get_checkpoint_shard_files
 
 from disaggkd_cli.config import Config
 from disaggkd_cli.errors import UserError
@@ -196,6 +199,7 @@ def load_head_shard(
         ids: from the size of the vocabulary to `(start, stop)`. Only these rows are read from safetensors files.
     """
     config = load_config(source, key)
+    source = _in_the_cache(source)
     entries = _head_tensors(source, dtype, key) if source.directory and not source.gguf_file else None
     if not entries:
         model = load_causal_lm(source, dtype, key)
@@ -211,6 +215,23 @@ def load_head_shard(
     weight = copies["weight"]
     verify_head_values(weight, f"{key}: {source.name}: {entries['weight'][0]}", whole=len(weight) == vocabulary)
     return Head(weight, copies.get("bias"), *head_semantics(config)), vocabulary
+
+
+def _in_the_cache(source: ModelSource) -> ModelSource:
+    """Return a hub name's model as the directory of the cache that holds the files `from_pretrained` would read.
+
+    Those that are not there are downloaded. Without safetensors files, or with code of its own, it stays a name.
+    """
+    if source.directory is not None or source.trust_remote_code:
+        return source
+    found = None
+    with contextlib.suppress(OSError, ValueError):  # whoever loads the model says what is wrong
+        found = cached_file(source.name, SAFE_WEIGHTS_NAME, _raise_exceptions_for_missing_entries=False)
+        if found is None:
+            found = cached_file(source.name, SAFE_WEIGHTS_INDEX_NAME, _raise_exceptions_for_missing_entries=False)
+            if found is not None:
+                get_checkpoint_shard_files(source.name, found)
+    return source if found is None else replace(source, name=str(Path(found).parent))
 
 
 def _entries(source: ModelSource, key: str) -> dict[str, TensorEntry]:
