@@ -35,6 +35,7 @@ from disaggkd_cli.training.run_directory import RunDirectory, Status, write_envi
 from disaggkd_cli.training.samples import SamplesTable, read_samples
 from disaggkd_cli.training.schedule import WorkPlan
 from disaggkd_cli.training.stage_record import read_stage_records
+from disaggkd_cli.training.timeline import open_timeline
 from disaggkd_cli.training.tracking import wanted_trackers
 from disaggkd_cli.transport import StopReason, split_endpoint
 from disaggkd_cli.transport.listeners import deafen_all_but
@@ -145,12 +146,14 @@ def _run(
     )
     deafen_all_but(split_endpoint(store_endpoint(store))[1])
     left = done < config.train.steps
+    timeline = open_timeline(config, directory, place.name)
     source, pool = open_source(
-        config, components, place.rank, store, device, plan.items(done), log, secret=secret, wait=left
-    )
+        config, components, place.rank, store, device, plan.items(done), log, secret=secret, wait=left,
+        asked=timeline.asked,
+    )  # fmt: skip
     run = Training(
         config, module, optimizer, plan, source, checkpointer, components.identity, device, signals, progress, metrics,
-        evaluations.__setitem__, samples, writer, done,
+        evaluations.__setitem__, samples, writer, done, timeline=timeline,
     )  # fmt: skip
     # A student that fails may be started again, so its teachers are told to stay unless it says otherwise.
     reason = StopReason.LINK_CLOSED

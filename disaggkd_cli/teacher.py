@@ -20,6 +20,7 @@ from disaggkd_cli.models.verified import VerifiedTeacher, load_verified_teacher
 from disaggkd_cli.planner.models import local_fields
 from disaggkd_cli.runtime import logger, meet, run_secret, set_up
 from disaggkd_cli.training.run_directory import RunDirectory
+from disaggkd_cli.training.timeline import open_timeline
 from disaggkd_cli.transport import Identity, Request, Served, serve
 from disaggkd_cli.transport.probe import probe_of
 
@@ -43,7 +44,8 @@ def run_teacher(config: Config, place: Place, directory: RunDirectory | None) ->
     stop = threading.Event()
 
     def teach(teacher: VerifiedTeacher, forward: Forward, at_once: int = 1) -> Served:
-        return serve_students(config, place, device, teacher, forward, stop, at_once)
+        timed = open_timeline(config, directory, place.name).timed(forward)
+        return serve_students(config, place, device, teacher, timed, stop, at_once)
 
     if place.size > 1:
         from disaggkd_cli.replica import ENGINES, settle_layout

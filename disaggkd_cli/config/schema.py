@@ -222,6 +222,10 @@ class LogConfig:
     """Tokens that each writes at most, and half of `data.sequence_length` at most. The teacher writes once a run: so
     many small requests, one after the other."""
 
+    timeline: bool = False
+    """Record when each rank asked, computed and waited, a line a piece of work in `run_dir/logs/*.timeline.jsonl`;
+    `scripts/overlap_picture.py` draws it."""
+
 
 @dataclass
 class HardwareConfig:

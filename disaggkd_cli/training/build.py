@@ -288,10 +288,12 @@ def open_source(
     *,
     secret: Secret,
     wait: bool = True,
+    asked: Callable[[int], None] = lambda request: None,
 ) -> tuple[HiddenStateSource, TeacherPool | None]:
     """Return where hidden states come from, and the pool of teachers where they are elsewhere.
 
     With `wait` a teacher is there when this returns; without, none need come, as when nothing is left to be trained.
+    `asked` is told the id of each request as it is sent.
 
     Raises:
         UserError: only teachers came that do not belong to this student.
@@ -344,4 +346,4 @@ def open_source(
         rows = config.train.micro_batch_sequences * config.data.sequence_length
         return HiddenStateRing(requests, transport.ring_depth, rows, width, transport.dtype, pool)
 
-    return RemoteSource(ring_of, items, device), pool
+    return RemoteSource(ring_of, items, device, asked), pool

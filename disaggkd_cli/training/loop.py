@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ from disaggkd_cli.training.schedule import WorkPlan, learning_rate
 from disaggkd_cli.training.sources import HiddenStateSource, TeacherRows
 from disaggkd_cli.training.stage_record import stage_idle_shares
 from disaggkd_cli.training.student_module import StudentModule
+from disaggkd_cli.training.timeline import EVALUATE, TRAIN, UPDATE, WAIT, Timeline
 from disaggkd_cli.transport import TeachersLost
 from disaggkd_cli.transport.meter import name_bottleneck
 
@@ -49,6 +50,7 @@ class Training:
         samples: what both models write to fixed prompts at each evaluation; None: nothing.
         writer: who writes the texts of an on-policy run; None in others.
         done: optimizer steps done so far.
+        timeline: when this rank waited, trained and evaluated.
         stalled_seconds, trained_seconds: of the steps since the last advice about the bottleneck.
         advice: what that was.
     """
@@ -71,6 +73,7 @@ class Training:
     stalled_seconds: float = 0.0
     trained_seconds: float = 0.0
     advice: str = ""
+    timeline: Timeline = field(default_factory=Timeline)
 
 
 def train(run: Training) -> None:
@@ -120,8 +123,10 @@ def _step(run: Training) -> str | None:
         rows = _take_together(run)
         if rows.item.evaluation or rows.item.step != step:
             raise RunError(f"the stream has step {rows.item.step} where training step {step} was due")
+        begun = time.time()
         loss, out = run.module(rows.item.batch.to(run.device), rows.hidden, rows.item.supervised_rows)
         loss.backward()
+        run.timeline.add(TRAIN, begun, rows.item.request_id)
         rows.release()
         parts += torch.stack([getattr(out, name).detach() for name in names]).double()
         stall += rows.stall_seconds
@@ -129,10 +134,12 @@ def _step(run: Training) -> str | None:
         rows_of_step = rows.item.supervised_rows
     rate = learning_rate(config.train, step)
     set_learning_rate(run.optimizer, rate)
+    begun = time.time()
     norm = clip_gradients(run.module, config.train.clip_norm)
     fault_point("before_commit")
     run.optimizer.step()
     run.optimizer.zero_grad(set_to_none=True)
+    run.timeline.add(UPDATE, begun)
     run.done += 1
     fault_point("after_commit")
     # The one place in a step where a GPU is waited for.
@@ -219,8 +226,10 @@ def _take_together(run: Training) -> TeacherRows:
     """Take the next item on every rank, or raise TeachersLost on every rank: none may start a forward alone."""
     lost: TeachersLost | None = None
     rows: TeacherRows | None = None
+    begun = time.time()
     try:
         rows = run.source.take()
+        run.timeline.add(WAIT, begun, rows.item.request_id)
     except TeachersLost as error:
         lost = error
     if run.config.student.ranks > 1 and run.config.mode == "disaggregated":
@@ -235,6 +244,7 @@ def _take_together(run: Training) -> TeacherRows:
 
 def _evaluate(run: Training) -> None:
     completions: list[Completion] = []
+    begun = time.time()
     with waiting_for(f"the others' evaluation after step {run.done}"):
         figures = evaluate(run.module, lambda: _take_together(run), run.plan, run.done, run.device)
         # What this evaluation received is its own; asking also starts the next step's count anew.
@@ -246,6 +256,7 @@ def _evaluate(run: Training) -> None:
                 run.module, run.source, run.writer, run.plan.evaluation, run.config.data.sequence_length
             )
             figures |= own
+    run.timeline.add(EVALUATE, begun)
     if run.metrics is not None:
         run.metrics.write(run.done, figures)
     run.progress.log(

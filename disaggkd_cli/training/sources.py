@@ -129,13 +129,19 @@ class RemoteSource:
             slot of so many rows instead of the run's.
         items: the rank's stream.
         device: where the student computes.
+        asked: told the id of each request of the stream, as it is sent on its way.
     """
 
     asks_alone = True
 
     def __init__(
-        self, ring_of: Callable[..., HiddenStateRing], items: Iterator[WorkItem], device: torch.device
+        self,
+        ring_of: Callable[..., HiddenStateRing],
+        items: Iterator[WorkItem],
+        device: torch.device,
+        asked: Callable[[int], None] = lambda request: None,
     ) -> None:
+        self._tell = asked
         self._device = device
         self._ring_of = ring_of
         self._asked: deque[WorkItem] = deque()
@@ -144,6 +150,7 @@ class RemoteSource:
     def _requests(self, items: Iterator[WorkItem]) -> Iterator[Request]:
         for item in items:
             self._asked.append(item)
+            self._tell(item.request_id)
             yield request_of(item)
 
     def take(self) -> TeacherRows:

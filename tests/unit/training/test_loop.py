@@ -128,7 +128,12 @@ def test_a_step_stalls_for_all_of_its_micro_batches(monkeypatch):
     config.train.clip_norm = 0.0
     weight = torch.nn.Parameter(torch.ones(2))
     item = SimpleNamespace(
-        evaluation=False, step=0, tokens=5, supervised_rows=4, batch=SimpleNamespace(to=lambda device: None)
+        evaluation=False,
+        step=0,
+        request_id=0,
+        tokens=5,
+        supervised_rows=4,
+        batch=SimpleNamespace(to=lambda device: None),
     )
     stalls = iter([0.5, 0.0, 0.25])
 
@@ -148,7 +153,7 @@ def test_a_step_stalls_for_all_of_its_micro_batches(monkeypatch):
     monkeypatch.setattr(loop, "_record", lambda run, *figures: recorded.append(figures))
     run = SimpleNamespace(
         config=config, done=0, writer=None, plan=SimpleNamespace(rank=0), module=Module(), device="cpu",
-        optimizer=torch.optim.SGD([weight], lr=0.1),
+        timeline=loop.Timeline(), optimizer=torch.optim.SGD([weight], lr=0.1),
     )  # fmt: skip
     loop._step(run)
     parts, norm, rate, stall, tokens, rows, seconds = recorded[0]

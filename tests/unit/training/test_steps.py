@@ -39,7 +39,7 @@ class Source:
     def take(self):
         number = next(self.numbers)
         batch = SimpleNamespace(to=lambda device: None)
-        item = SimpleNamespace(**self.place, batch=batch, supervised_rows=70, tokens=10 * number)
+        item = SimpleNamespace(**self.place, batch=batch, supervised_rows=70, tokens=10 * number, request_id=number)
         return SimpleNamespace(
             item=item, hidden=float(number), stall_seconds=STALLS[number - 1],
             release=lambda: self.released.append(number),
@@ -64,7 +64,7 @@ def run_of(source, lines):
     optimizer = torch.optim.SGD(student.parameters(), lr=9.0)
     return SimpleNamespace(
         config=config, module=student, optimizer=optimizer, source=source, plan=SimpleNamespace(rank=0), done=0,
-        device=torch.device("cpu"), signals=SimpleNamespace(received=None), writer=None,
+        device=torch.device("cpu"), signals=SimpleNamespace(received=None), writer=None, timeline=loop.Timeline(),
         stalled_seconds=0.0, trained_seconds=0.0,
         progress=SimpleNamespace(step=lambda *_: None, log=lambda *_: None), advice="",
         metrics=SimpleNamespace(write=lambda step, line: lines.append((step, line))),
