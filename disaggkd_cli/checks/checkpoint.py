@@ -79,7 +79,7 @@ def _round_trip(subject: Subject, directory: Path) -> CheckResult:
     _, out = module(batch, rows, batch.supervised_count, evaluation=True)
     export_student(module.model, subject.tokenizer, directory / "student", torch.float32)
     again = load_causal_lm(resolve_source(str(directory / "student")), subject.compute_dtype, "the exported student")
-    reloaded = StudentModule(again.to(subject.device), subject.teacher_head, subject.config.loss)
+    reloaded = StudentModule(again, subject.teacher_head, subject.config.loss).to(subject.device)
     with torch.no_grad():
         _, exported = reloaded(batch, rows, batch.supervised_count, evaluation=True)
     off = abs(exported.ce.item() - out.ce.item()) / max(abs(out.ce.item()), 1e-12)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from disaggkd_cli.checks.loss import EQUAL_START, loss_arguments
+from disaggkd_cli.checks.loss import EQUAL_START, loss_arguments, plain_hidden_loss, student_module
 from disaggkd_cli.checks.result import CheckResult, judge
 from disaggkd_cli.checks.subject import Subject
 from disaggkd_cli.losses import reference_kd_loss
+from disaggkd_cli.losses.arguments import IGNORED_LABEL
 from disaggkd_cli.models import backbone_of, head_of, hidden_states
-from disaggkd_cli.training.student_module import StudentModule
 
 _TOLERANCE = 1e-3
+PROJECTION = "projection of hidden states"
 LAYOUTS = {
     "one micro-batch": {"ranks": 1, "micro_batch_sequences": 4, "accumulation": 1},
     "accumulated twice": {"ranks": 1, "micro_batch_sequences": 2, "accumulation": 2},
@@ -26,15 +27,18 @@ def check_gradients(subject: Subject) -> CheckResult:
     reference = _full_gradient(subject)
     size = _norm(reference)
     parameters = _trained(subject)
-    errors = {}
+    errors, projected = {}, ""
     for layout, cut in LAYOUTS.items():
-        module = StudentModule(subject.student, subject.teacher_head, subject.config.loss)
+        module = student_module(subject).to(subject.device)
         module.zero_grad(set_to_none=True)
         for item in subject.work_items(**cut):
             batch = item.batch.to(subject.device)
             loss, _ = module(batch, subject.contrary_states(batch), item.supervised_rows)
             loss.backward()
         difference = [_gradient(parameter) - reference[name] for name, parameter in parameters.items()]
+        if module.projection is not None:
+            difference.append(module.projection.grad - reference[PROJECTION])
+            projected = "; the projection of hidden states too"
         errors[layout] = _norm(difference) / max(size, 1e-30)
     subject.student.zero_grad(set_to_none=True)
     worst = max(errors, key=errors.get)
@@ -42,7 +46,7 @@ def check_gradients(subject: Subject) -> CheckResult:
         errors[worst] <= _TOLERANCE,
         f"differs by at most {errors[worst]:.1e} ({worst})",
         f"{len(LAYOUTS)} ways to cut four sequences of different lengths, float32, against plain autograd over full "
-        f"logits of all rows; {sum(p.numel() for p in parameters.values()):,} parameters, norm {size:.3g}"
+        f"logits of all rows; {sum(p.numel() for p in parameters.values()):,} parameters, norm {size:.3g}{projected}"
         f"{EQUAL_START if subject.starts_equal else ''}",
         "the gradient depends on how the batch is cut, or is not that of the loss (twice as large, for example)",
         tolerance=_TOLERANCE,
@@ -61,8 +65,11 @@ def _full_gradient(subject: Subject) -> dict[str, Tensor]:
         student_hidden, head_of(subject.student), subject.contrary_states(batch), subject.teacher_head,
         batch.row_labels, compute_dtype=torch.float32, **loss_arguments(subject),
     )  # fmt: skip
-    out.loss.backward()
-    return {name: _gradient(parameter).clone() for name, parameter in _trained(subject).items()}
+    projection = student_module(subject).to(subject.device).projection
+    rows = int((batch.row_labels != IGNORED_LABEL).sum())
+    (out.loss + plain_hidden_loss(subject, student_hidden, subject.contrary_states(batch), projection, rows)).backward()
+    own = {} if projection is None else {PROJECTION: projection.grad}
+    return {name: _gradient(parameter).clone() for name, parameter in _trained(subject).items()} | own
 
 
 def _trained(subject: Subject) -> dict[str, torch.nn.Parameter]:

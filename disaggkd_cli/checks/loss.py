@@ -12,6 +12,7 @@ from disaggkd_cli.checks.result import CheckResult, judge
 from disaggkd_cli.checks.subject import Subject
 from disaggkd_cli.config.by_device import loss_budget
 from disaggkd_cli.losses import Head, fused_kd_loss, reference_kd_loss
+from disaggkd_cli.losses.hidden_names import MSE
 from disaggkd_cli.models import backbone_of, head_of, hidden_states
 from disaggkd_cli.training.process import memory_for_this_process
 from disaggkd_cli.training.student_module import StudentModule
@@ -33,6 +34,25 @@ def loss_arguments(subject: Subject) -> dict[str, Any]:
         "kd_weight": loss.kd_weight,
         "ce_weight": loss.ce_weight,
     }
+
+
+def student_module(subject: Subject) -> StudentModule:
+    """Return the trainer's module around the student of the subject."""
+    return StudentModule(subject.student, subject.teacher_head, subject.config.loss, seed=subject.config.seed)
+
+
+def plain_hidden_loss(
+    subject: Subject, student_hidden: Tensor, teacher_hidden: Tensor, projection: Tensor | None, rows: int
+) -> Tensor | float:
+    """Return the weighted loss of hidden states as its definition has it, in float64; 0 where the config has none."""
+    if projection is None:
+        return 0.0
+    states, wanted = student_hidden.double() @ projection.double().T, teacher_hidden.double()
+    if subject.config.loss.hidden_loss == MSE:
+        distances = ((states - wanted) ** 2).sum(1) / wanted.shape[1]
+    else:
+        distances = 1 - (states * wanted).sum(1) / (states.norm(dim=1) * wanted.norm(dim=1))
+    return subject.config.loss.hidden_weight * distances.sum() / rows
 
 
 def oracle_rows(subject: Subject) -> int:
@@ -79,8 +99,12 @@ def check_fused(subject: Subject) -> CheckResult:
         student_hidden[:rows], head_of(subject.student).detached(), teacher_hidden[:rows], subject.teacher_head,
         batch.row_labels[:rows], compute_dtype=torch.float64, num_tokens=rows, **arguments,
     )  # fmt: skip
-    trainer = _trainer_loss(subject, rows)
-    whole = abs(trainer - truth.loss.item()) / max(abs(truth.loss.item()), 1e-6)
+    module = student_module(subject)
+    trainer = _trainer_loss(subject, module, rows)
+    projection = None if module.projection is None else module.projection.detach()
+    hidden = plain_hidden_loss(subject, student_hidden[:rows], teacher_hidden[:rows], projection, rows)
+    wanted = truth.loss.item() + float(hidden)
+    whole = abs(trainer - wanted) / max(abs(wanted), 1e-6)
     errors = _errors(subject, student_hidden[:rows], teacher_hidden[:rows], batch.row_labels[:rows], arguments)
     eps = torch.finfo(subject.compute_dtype).eps
     passed = whole <= 1e-4
@@ -95,7 +119,7 @@ def check_fused(subject: Subject) -> CheckResult:
         f"loss and gradients ({', '.join(errors)}) on {count} real rows in {subject.compute_dtype}, against "
         f"full logits in float64{EQUAL_START if subject.starts_equal else ''}",
         f"the loss is not what the config says ({subject.config.loss.divergence}, temperature "
-        f"{subject.config.loss.temperature:g}): full logits give {truth.loss.item():.6g}, the trainer {trainer:.6g}",
+        f"{subject.config.loss.temperature:g}): full logits give {wanted:.6g}, the trainer {trainer:.6g}",
         trainer=whole,
         **{f"fused_{part}": pair[0] for part, pair in errors.items()},
         **{f"full_{part}": pair[1] for part, pair in errors.items()},
@@ -103,14 +127,13 @@ def check_fused(subject: Subject) -> CheckResult:
 
 
 @torch.no_grad()
-def _trainer_loss(subject: Subject, rows: int) -> float:
+def _trainer_loss(subject: Subject, module: StudentModule, rows: int) -> float:
     """Return what the trainer's module makes of the first `rows` supervised rows, in float32."""
     batch = subject.batch
     labels = batch.labels.clone().reshape(-1)
     labels[batch.rows[rows:]] = -100
     fewer = type(batch)(batch.input_ids, batch.document_lengths, labels.reshape(batch.labels.shape))
-    module = StudentModule(subject.student, subject.teacher_head, subject.config.loss)
-    return module(fewer, subject.contrary_states(batch)[:rows], rows)[0].item()
+    return module.to(subject.device)(fewer, subject.contrary_states(batch)[:rows], rows)[0].item()
 
 
 def _errors(

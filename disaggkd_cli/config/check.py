@@ -34,9 +34,9 @@ _AT_LEAST_ZERO = (
 _ABOVE_ZERO = ("loss.temperature", "transport.timeout", "train.save_timeout")
 _WHERE_GIVEN = {
     "student.router_aux_weight": 0, "hardware.gpus_per_node": 1, "hardware.nic_gbps": 0, "hardware.gpu_hour_price": 0,
-    "hardware.teacher_gpu_hour_price": 0,
+    "hardware.teacher_gpu_hour_price": 0, "loss.hidden_weight": 0,
 }  # fmt: skip
-"""The least values of keys that may be null."""
+"""The least values of keys that may be null, or must be finite."""
 
 
 def get(config: Config, key: str) -> Any:
@@ -93,7 +93,7 @@ def _given(config: Config, keys: Iterable[str]) -> Iterator[tuple[str, Any]]:
 def _words(config: Config) -> Iterator[str]:
     for key, value in _given(config, CHOICES):
         words = CHOICES[key]
-        if value not in words:
+        if value is not None and value not in words:  # null only passes where the schema lets it
             near = difflib.get_close_matches(str(value), words, n=1)
             hint = f"did you mean {near[0]}? " if near else ""
             yield f"{key}: {value!r} is not known; {hint}there are {', '.join(words)}"
@@ -136,6 +136,11 @@ def _together(config: Config) -> Iterator[str]:
     loss, student, teacher = config.loss, config.student, config.teacher
     if loss.kd_weight == 0 and loss.ce_weight == 0:
         yield "loss.kd_weight: both it and loss.ce_weight are 0, so there is nothing to learn"
+    if loss.hidden_loss is not None and loss.hidden_weight == 0:
+        yield (
+            f"loss.hidden_loss: {loss.hidden_loss} is chosen, but loss.hidden_weight is 0, so it would be computed for "
+            "nothing; set loss.hidden_weight above 0, or take loss.hidden_loss out"
+        )
     if student.ranks >= 1 and student.replicate >= 1 and student.ranks % student.replicate:
         yield f"student.replicate: {student.replicate} does not divide student.ranks={student.ranks}"
     if loss.vocabulary_parallel not in (True, False, "auto"):

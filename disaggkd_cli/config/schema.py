@@ -15,6 +15,7 @@ from disaggkd_cli.config.source_names import DATA_FORMATS
 from disaggkd_cli.config.texts import DataConfig
 from disaggkd_cli.layouts import AUTO, PARALLELISMS
 from disaggkd_cli.losses.divergences import DIVERGENCES
+from disaggkd_cli.losses.hidden_names import HIDDEN_LOSSES
 from disaggkd_cli.wire import FORMATS
 
 CHOICES: dict[str, tuple[str, ...]] = {
@@ -26,6 +27,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "student.attention": ATTENTION,
     "student.activation_checkpointing": ("none", "full"),
     "loss.divergence": DIVERGENCES,
+    "loss.hidden_loss": HIDDEN_LOSSES,
     "loss.implementation": ("fused", "full"),
     "data.format": DATA_FORMATS,
     "data.packing": ("auto", "on", "off"),
@@ -47,7 +49,8 @@ CHOICES: dict[str, tuple[str, ...]] = {
 
 @dataclass
 class LossConfig:
-    """What is minimised: kd_weight · temperature² · divergence(teacher, student) + ce_weight · cross-entropy."""
+    """What is minimised: kd_weight · temperature² · divergence(teacher, student) + ce_weight · cross-entropy, and
+    hidden_weight · distance of the hidden states where that is wanted."""
 
     divergence: str = "forward_kl"
     """How far the student is from the teacher; docs/loss.md defines each."""
@@ -63,6 +66,14 @@ class LossConfig:
 
     ce_weight: float = 0.0
     """Weight of cross-entropy with the data's own next tokens."""
+
+    hidden_weight: float = 0.0
+    """Weight of a loss on the final hidden states: the student's, through a learned projection to the teacher's width
+    that is not exported, against the teacher's."""
+
+    hidden_loss: str | None = None
+    """How far they are apart: `cosine` (null means it too) or `mse`, the mean squared difference of a row. Only with
+    hidden_weight above 0."""
 
     implementation: str = "fused"
     """`fused` never forms tokens × vocabulary logits; `full` does, for comparison."""

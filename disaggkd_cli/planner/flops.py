@@ -9,6 +9,7 @@ from disaggkd_cli.config.attention import EAGER
 from disaggkd_cli.planner.memory.attention import kernel
 from disaggkd_cli.planner.memory.heads import loss_work
 from disaggkd_cli.planner.memory.layer_tensors import saved_per_token
+from disaggkd_cli.planner.memory.projection import flops_per_row
 from disaggkd_cli.planner.models.parameters import count_parameters
 from disaggkd_cli.planner.models.shapes import ExpertMLP, GatedDeltaNet, LatentAttention, LayerShape, ModelShape
 from disaggkd_cli.planner.terms import Term, term, total
@@ -133,5 +134,5 @@ def student_flops(work: Workload, *, fused: bool = True) -> Term:
         passes=1 + backward_passes(work),
         forward=forward_flops(work.student, work.sequence, work.student_attention).value,
         supervised=work.supervised,
-        loss=loss_flops(work, fused=fused),
+        loss=loss_flops(work, fused=fused) + flops_per_row(work),
     )

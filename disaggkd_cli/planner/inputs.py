@@ -97,6 +97,7 @@ def workload_of(config: Config, hardware: str | None = None, gpus: int | None = 
         student_attention=config.student.attention,
         compiled=config.student.compile,
         router_loss=_router_loss(config, student),
+        hidden_loss=config.loss.hidden_weight > 0,
     )
     if work.refused and not gpus and config.mode != "colocated":
         raise UserError(work.refused)

@@ -88,6 +88,7 @@ class Workload:
         cached: hidden states come from a directory, so there are no teacher ranks.
         compiled: the student's layers run under `torch.compile`.
         router_loss: the load-balancing loss of the student's routers is trained on.
+        hidden_loss: the hidden states have a loss of their own, and a projection.
         writing: what the student writes itself; None: nothing.
     """
 
@@ -129,6 +130,7 @@ class Workload:
     student_attention: str = "auto"
     compiled: bool = False
     router_loss: bool = False
+    hidden_loss: bool = False
     optimizer_bytes: int = 8
     writing: Writing | None = None
 

@@ -47,6 +47,9 @@ def curves(runs: Sequence[Run]) -> str:
     ]
     if any(run.series("router_aux") for run in runs):
         charts.append(line_chart("Load-balancing loss of the routers", _training(runs, "router_aux")))
+    if any(run.series("hidden") for run in runs):
+        series = [*_training(runs, "hidden"), *_evaluated(runs, "eval_hidden")]
+        charts.append(line_chart("Loss of the hidden states", series, note="Lines: training. Dots: held-out text."))
     names = legend((run.name, run.colour) for run in runs) if len(runs) > 1 else ""
     return f'<section><h2>Learning</h2>{names}<div class="charts">{"".join(charts)}</div></section>'
 

@@ -250,7 +250,10 @@ def build_module(
     if config.loss.memory_budget == AUTO:
         log(f"loss.memory_budget=auto is {format_bytes(budget)}")
     loss = replace(config.loss, memory_budget=str(budget))
-    module = StudentModule(components.model, teacher_head, loss, router, micro_batches)
+    module = StudentModule(components.model, teacher_head, loss, router, micro_batches, config.seed)
+    if module.projection is not None:
+        widths = " x ".join(map(str, reversed(module.projection.shape)))
+        log(f"loss.hidden_weight={loss.hidden_weight:g}: a projection of {widths} is trained beside the student")
     module.train()
     components.mesh = student_mesh(device.type, dist.group.WORLD, components.layout.replicate, group_timeout(config))
     shard_student(

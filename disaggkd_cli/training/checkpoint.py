@@ -33,6 +33,7 @@ from disaggkd_cli.training.save_watch import SaveWatch
 
 MANIFEST = "manifest.json"
 FORMAT = 1
+PROJECTION = "student.projection"
 _LOOK_SECONDS = 0.5
 
 
@@ -304,16 +305,27 @@ def load_training_state(
     """
     _fill_optimizer_state(optimizer)
     try:
+        state, reader = training_state(module, optimizer), _reader(checkpoint)
+        if anew := _projection_anew(state, reader):
+            state = {name: tensor for name, tensor in state.items() if name not in anew}
         dcp.load(
-            training_state(module, optimizer),
-            storage_reader=_reader(checkpoint),
+            state,
+            storage_reader=reader,
             process_group=group,
         )
+        if anew:
+            optimizer.state.pop(module.projection)  # it begins at its first step, as its weights do
     except (Exception, CheckpointException) as error:  # the latter is no Exception
         raise UserError(
             f"{checkpoint.directory}: does not fit this student ({_cause(error)}); "
             "resume with the config that wrote it, or start in another run_dir"
         ) from error
+
+
+def _projection_anew(state: dict[str, Tensor], reader: HuggingFaceStorageReader) -> set[str]:
+    """Return the names of a projection of hidden states that a checkpoint lacks, since the run began without one."""
+    own = {name for name in state if name == PROJECTION or name.startswith("optimizer.projection.")}
+    return own if own and PROJECTION not in reader.read_metadata().state_dict_metadata else set()
 
 
 def _reader(checkpoint: Checkpoint) -> HuggingFaceStorageReader:

@@ -33,18 +33,19 @@ def evaluate(
         RunError: when the stream has something else next.
     """
     module.eval()
-    sums = torch.zeros(4, dtype=torch.float64, device=device)
+    sums = torch.zeros(5, dtype=torch.float64, device=device)
     for _ in range(plan.eval_items):
         rows = take()
         if not rows.item.evaluation or rows.item.step != step:
             raise RunError(f"the stream has step {rows.item.step} where the evaluation after step {step} was due")
         _, out = module(rows.item.batch.to(device), rows.hidden, plan.eval_rows, evaluation=True)
-        sums += torch.stack([out.ce, out.kd, out.top1_agreement, out.teacher_ce]).double()
+        sums += torch.stack([out.ce, out.kd, out.top1_agreement, out.teacher_ce, out.hidden]).double()
         rows.release()
     module.train()
     sums = sums.cpu()
     dist.all_reduce(sums)
-    lm_loss, kd, agreement, teacher_loss = sums.tolist()
+    lm_loss, kd, agreement, teacher_loss, hidden = sums.tolist()
+    own = {} if module.projection is None else {"eval_hidden": hidden}
     return {
         "eval_lm_loss": lm_loss,
         "eval_perplexity": perplexity(lm_loss),
@@ -52,6 +53,7 @@ def evaluate(
         "eval_top1_agreement": agreement,
         "eval_teacher_lm_loss": teacher_loss,
         "eval_teacher_perplexity": perplexity(teacher_loss),
+        **own,
     }
 
 

@@ -152,7 +152,8 @@ def _step(run: Training) -> str | None:
 def _figures(run: Training) -> tuple[str, ...]:
     """Return the names of the loss's figures that a step's line has."""
     router = () if run.module.router is None else ("router_aux",)
-    return (*_PARTS, *router, *(() if run.writer is None else ("written_kd",)))
+    hidden = () if run.module.projection is None else ("hidden",)
+    return (*_PARTS, *router, *hidden, *(() if run.writer is None else ("written_kd",)))
 
 
 def _record(

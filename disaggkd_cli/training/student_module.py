@@ -22,6 +22,8 @@ from disaggkd_cli.errors import UserError
 from disaggkd_cli.losses import Head, LossOutput, fused_kd_loss, reference_kd_loss
 from disaggkd_cli.losses.arguments import LossArgumentError
 from disaggkd_cli.losses.heads import apply_head
+from disaggkd_cli.losses.hidden import fresh_projection, hidden_loss
+from disaggkd_cli.losses.hidden_names import COSINE
 from disaggkd_cli.models import (
     RouterLoss,
     backbone_of,
@@ -43,12 +45,14 @@ class StudentOutput(LossOutput):
             asked for. Detached.
         router_aux: the load-balancing loss of the routers, without its weight, divided by the micro-batches of the
             step over all ranks; zero without one. Detached.
+        hidden: the loss of the hidden states, without its weight; zero without one. Detached.
         written_kd: the part of `kd` that stands in what the student wrote; zero without such rows. Detached.
     """
 
     teacher_ce: Tensor
     router_aux: Tensor
     written_kd: Tensor
+    hidden: Tensor
 
 
 class StudentModule(nn.Module):
@@ -61,6 +65,8 @@ class StudentModule(nn.Module):
         loss: the loss section of the config.
         router: the load-balancing loss that is added in training, where the student has routers.
         micro_batches: of one optimizer step over all ranks, whose router losses are averaged.
+        seed: of the projection of hidden states, which is the module's own and no part of `model`, where the config
+            wants a loss of them.
     """
 
     def __init__(
@@ -70,6 +76,7 @@ class StudentModule(nn.Module):
         loss: LossConfig,
         router: RouterLoss | None = None,
         micro_batches: int = 1,
+        seed: int = 0,
     ) -> None:
         super().__init__()
         self.model = model
@@ -78,6 +85,10 @@ class StudentModule(nn.Module):
         self.micro_batches = micro_batches
         self._teacher_head = (teacher_head,)
         self.vocabulary: VocabularyParallel | None = None
+        self.projection: nn.Parameter | None = None
+        if loss.hidden_weight:
+            widths = head_of(model).weight.shape[1], teacher_head.weight.shape[1]
+            self.projection = nn.Parameter(fresh_projection(*widths, seed))
 
     @property
     def teacher_head(self) -> Head:
@@ -111,11 +122,11 @@ class StudentModule(nn.Module):
             share = self.router(routes, batch.token_mask) / self.micro_batches
         else:
             states = hidden_states(backbone, batch.input_ids, batch.position_ids, batch.document_lengths)
-        rows = states.reshape(-1, states.shape[-1])[batch.rows]
+        rows = own_rows = states.reshape(-1, states.shape[-1])[batch.rows]
         arguments = self._arguments(num_tokens, evaluation)
         teacher_head = self.teacher_head
         # Else a wider format on the wire would make all of the head's products wide; the states were computed so.
-        teacher_hidden = teacher_hidden.to(teacher_head.weight.dtype)
+        teacher_hidden = own_hidden = teacher_hidden.to(teacher_head.weight.dtype)
         if vocabulary is not None:
             rows, labels, teacher_hidden = vocabulary.gathered(rows, batch.row_labels, teacher_hidden)
             arguments["group"] = vocabulary.group
@@ -125,16 +136,18 @@ class StudentModule(nn.Module):
             )  # fmt: skip
             teacher = self._teacher_ce(teacher_hidden, labels, arguments) if evaluation else None
             vocabulary.end()
-            return self._with_router(out.loss, vocabulary.own_share(_output(out, teacher)), share)
+            out, loss = vocabulary.own_share(_output(out, teacher)), out.loss
+            return self._with_own(loss, out, share, self._hidden(own_rows, own_hidden, arguments))
         function = fused_kd_loss if self.loss.implementation == "fused" else reference_kd_loss
         if batch.written:
             out = self._by_writer(function, rows, teacher_hidden, batch, arguments)
-            return self._with_router(out.loss, out, share)
+            return self._with_own(out.loss, out, share, self._hidden(rows, teacher_hidden, arguments))
         out = function(
             rows, head_of(self.model), teacher_hidden, teacher_head, batch.row_labels, **arguments, supervised="all"
         )
         teacher = self._teacher_ce(teacher_hidden, batch.row_labels, arguments) if evaluation else None
-        return self._with_router(out.loss, _output(out, teacher), share)
+        hidden = self._hidden(rows, teacher_hidden, arguments)
+        return self._with_own(out.loss, _output(out, teacher), share, hidden)
 
     def _by_writer(
         self, function: Any, rows: Tensor, teacher_hidden: Tensor, batch: MicroBatch, arguments: dict[str, Any]
@@ -171,13 +184,27 @@ class StudentModule(nn.Module):
                 f"label {batch.largest_label} is no token id of the student: they must lie between 0 and {ids - 1}"
             )
 
-    def _with_router(self, loss: Tensor, out: StudentOutput, share: Tensor | None) -> tuple[Tensor, StudentOutput]:
-        """Add this micro-batch's share of the router loss, which belongs to this rank alone, to loss and figures."""
-        if share is None:
-            return loss, out
-        weighted = self.router.weight * share
-        figures = replace(out, loss=out.loss.detach() + weighted.detach(), router_aux=share.detach())
-        return loss + weighted.to(loss.dtype), figures
+    def _hidden(self, rows: Tensor, teacher_hidden: Tensor, arguments: dict[str, Any]) -> Tensor | None:
+        """Return the loss of this rank's own hidden states, without its weight, where there is one."""
+        if self.projection is None:
+            return None
+        kind = self.loss.hidden_loss or COSINE
+        return hidden_loss(rows, teacher_hidden, self.projection, kind, arguments["num_tokens"])
+
+    def _with_own(
+        self, loss: Tensor, out: StudentOutput, share: Tensor | None, hidden: Tensor | None
+    ) -> tuple[Tensor, StudentOutput]:
+        """Add this micro-batch's share of the router loss and its loss of hidden states, which belong to this rank
+        alone, to loss and figures."""
+        for name, value, weight in (
+            ("router_aux", share, self.router and self.router.weight),
+            ("hidden", hidden, self.loss.hidden_weight),
+        ):
+            if value is not None:
+                weighted = weight * value
+                out = replace(out, loss=out.loss.detach() + weighted.detach(), **{name: value.detach()})
+                loss = loss + weighted.to(loss.dtype)
+        return loss, out
 
     @torch.no_grad()
     def _teacher_ce(self, hidden: Tensor, labels: Tensor, arguments: dict[str, Any]) -> Tensor:
@@ -206,7 +233,11 @@ class StudentModule(nn.Module):
 def _output(out: LossOutput, teacher_ce: Tensor | None) -> StudentOutput:
     zero = torch.zeros_like(out.ce)
     return StudentOutput(
-        **vars(out), teacher_ce=zero if teacher_ce is None else teacher_ce, router_aux=zero, written_kd=zero
+        **vars(out),
+        teacher_ce=zero if teacher_ce is None else teacher_ce,
+        router_aux=zero,
+        written_kd=zero,
+        hidden=zero,
     )
 
 

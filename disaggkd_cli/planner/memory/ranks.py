@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from disaggkd_cli.layouts import Layout
 from disaggkd_cli.planner.constants import constant
-from disaggkd_cli.planner.memory import activations, heads, teacher, weights, writing
+from disaggkd_cli.planner.memory import activations, heads, projection, teacher, weights, writing
 from disaggkd_cli.planner.terms import Term, term, total
 from disaggkd_cli.planner.workload import Workload
 
@@ -112,6 +112,11 @@ def _student_phases(work: Workload, held: list[Term], fused: bool) -> list[Phase
     gradient = weights.head_gradient(work)
     before = (*early, *saved, root, weights.kept_gather(work))
     phases = [Phase("loss", (*before, *boundary, *logits, *loss, *held))]
+    if work.hidden_loss:
+        # It comes when the fused loss's scratch is gone, and its backward before that of the fused loss; full logits
+        # are still there.
+        kept = loss[1:] if fused else loss
+        phases.append(Phase("hidden loss", (*before, *boundary, *logits, *kept, *projection.rows(work), *held)))
     if fused and work.head_trained and work.student_bytes < 4:
         # dW is cast while its float32 form is still there; the scratch is gone.
         phases.append(Phase("loss backward", (*before, boundary[0], *loss[1:], *gradient, *held)))

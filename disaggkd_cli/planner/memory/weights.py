@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from disaggkd_cli.planner.memory import projection
 from disaggkd_cli.planner.memory.heads import student_ids
 from disaggkd_cli.planner.terms import Term, term
 from disaggkd_cli.planner.workload import Workload
@@ -43,7 +44,7 @@ def states(work: Workload, *, gradients: bool, layers_to_go: int | None = None) 
         )
     elif gradients or work.accumulation > 1:
         terms.append(term("sharded gradients", "4 * trained * N / W", _STATES, **trained))
-    return terms
+    return [*terms, *projection.states(work, gradients=(gradients and layers_to_go is None) or work.accumulation > 1)]
 
 
 def root_weights(work: Workload) -> Term:
@@ -53,7 +54,7 @@ def root_weights(work: Workload) -> Term:
         "b * G_root",
         FSDP + "; embedding, final norm and head stay whole from forward to backward",
         b=work.student_bytes,
-        G_root=root_parameters(work),
+        G_root=root_parameters(work) + projection.parameters(work),
     )
 
 
@@ -155,5 +156,6 @@ def root_reduce(work: Workload) -> list[Term]:
             b=work.student_bytes,
             r=REDUCE_BYTES,
             G_root=root_parameters(work),
-        )
+        ),
+        *projection.reduction(work),
     ]

@@ -45,6 +45,7 @@ CHANGES = {
     "student.attention": "eager",
     "loss.divergence": "jsd",
     "loss.temperature": ("loss.implementation=full", "loss.temperature=2"),
+    "loss.hidden_weight": "0.5",
     "loss.implementation": "full",
     "loss.memory_budget": "64MiB",
     "loss.vocabulary_parallel": "true",

@@ -18,7 +18,7 @@ STALLS = (0.5, 0.25, 0.125)
 class Student(nn.Module):
     """Its loss of a micro-batch is the weight times the micro-batch's number."""
 
-    router = None
+    router = projection = None
 
     def __init__(self):
         super().__init__()
