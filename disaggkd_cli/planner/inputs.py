@@ -14,6 +14,7 @@ from disaggkd_cli.config.on_policy import student_writes
 from disaggkd_cli.config.packing import separates_documents
 from disaggkd_cli.errors import UserError
 from disaggkd_cli.layouts import asked_layout, facts_of
+from disaggkd_cli.losses.hidden_names import COSINE
 from disaggkd_cli.planner.cluster import cluster_of
 from disaggkd_cli.planner.models import hub_config, resolve_model
 from disaggkd_cli.planner.models.parameters import count_parameters
@@ -97,7 +98,7 @@ def workload_of(config: Config, hardware: str | None = None, gpus: int | None = 
         student_attention=config.student.attention,
         compiled=config.student.compile,
         router_loss=_router_loss(config, student),
-        hidden_loss=config.loss.hidden_weight > 0,
+        hidden_loss=(config.loss.hidden_loss or COSINE) if config.loss.hidden_weight else None,
     )
     if work.refused and not gpus and config.mode != "colocated":
         raise UserError(work.refused)

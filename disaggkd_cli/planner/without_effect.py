@@ -19,7 +19,6 @@ WITHOUT_EFFECT: dict[str, str] = {
     "student.lora.dropout": "masks inside adapters are not modelled",
     "loss.beta": _OPTIMISATION,
     "loss.kd_weight": _OPTIMISATION,
-    "loss.hidden_loss": "both kinds take about the same",
     "loss.ce_weight": "cross-entropy is computed for the log in any case",
     "data.eval": _TIMES_NOT_MODELLED,
     "data.eval_sequences": _TIMES_NOT_MODELLED,

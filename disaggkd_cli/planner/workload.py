@@ -88,7 +88,7 @@ class Workload:
         cached: hidden states come from a directory, so there are no teacher ranks.
         compiled: the student's layers run under `torch.compile`.
         router_loss: the load-balancing loss of the student's routers is trained on.
-        hidden_loss: the hidden states have a loss of their own, and a projection.
+        hidden_loss: the kind of loss that the hidden states have of their own, with a projection; None: none.
         writing: what the student writes itself; None: nothing.
     """
 
@@ -130,7 +130,7 @@ class Workload:
     student_attention: str = "auto"
     compiled: bool = False
     router_loss: bool = False
-    hidden_loss: bool = False
+    hidden_loss: str | None = None
     optimizer_bytes: int = 8
     writing: Writing | None = None
 

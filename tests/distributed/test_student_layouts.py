@@ -60,6 +60,9 @@ LAYOUTS = {
     "cut, tied to an embedding with a scale": replace(CUT, family="gemma3_text", tied=True),
     "routers held to balance": Case(family="qwen3_moe", router=0.1),
     "routers held to balance, cut, checkpointing": replace(CUT, family="mixtral", router=0.1, checkpointing="full"),
+    "hidden states, replicas": Case(replicate=2, hidden="mse"),
+    "hidden states, cut, tied, checkpointing": replace(CUT, tied=True, checkpointing="full", hidden="cosine"),
+    "hidden states, cut, tied, bfloat16": replace(CUT, tied=True, dtype=torch.bfloat16, hidden="cosine"),
     "cut, tied, a soft cap, bfloat16": replace(CUT, family="gemma2", tied=True, dtype=torch.bfloat16),
 }
 ON_FOUR_RANKS = {
@@ -82,6 +85,7 @@ CROSSINGS = {
     "cut to sharded, tied": (replace(CUT, tied=True), Case(tied=True)),
     "replicas to cut, tied": (Case(replicate=2, tied=True), replace(CUT, tied=True)),
     "cut to replicas": (CUT, Case(replicate=2)),
+    "sharded to cut, a projection of hidden states": (Case(hidden="mse"), replace(CUT, hidden="mse")),
 }
 
 
@@ -99,6 +103,7 @@ def memory_is_what_the_planner_says(case: Case, folder: Path) -> None:
         student=model_shape(module.model.config.to_dict(), "student", "the test"),
         teacher=toy_model(hidden=TEACHER_WIDTH, vocabulary=128),
         student_ranks=2, student_bytes=4, teacher_bytes=4, vocabulary_parallel=case.vocabulary_parallel,
+        hidden_loss=case.hidden or None,
     )  # fmt: skip
     assert _bytes([teacher_head]) == heads.teacher_head(work).value
     assert _bytes(own) == total(weights.states(work, gradients=True))
@@ -174,6 +179,7 @@ PROOFS: dict[str, dict[str, Callable[[Path], None]]] = {
     "others": {
         "memory: sharded": partial(memory_is_what_the_planner_says, Case()),
         "memory: sharded, tied": partial(memory_is_what_the_planner_says, Case(tied=True)),
+        "memory: sharded, hidden states": partial(memory_is_what_the_planner_says, Case(hidden="mse")),
         "memory: cut": partial(memory_is_what_the_planner_says, CUT),
         "memory: cut, tied": partial(memory_is_what_the_planner_says, replace(CUT, tied=True)),
         "memory: no head is ever whole": no_head_is_ever_whole,

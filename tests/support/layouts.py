@@ -35,6 +35,7 @@ class Case:
         frozen: patterns of parameters that stay.
         checkpointing, compiled: as in the config.
         router: weight of the routers' load-balancing loss.
+        hidden: the loss of hidden states, `cosine` or `mse`; empty: none.
     """
 
     replicate: int = 1
@@ -49,6 +50,7 @@ class Case:
     checkpointing: str = "none"
     compiled: bool = False
     router: float = 0.0
+    hidden: str = ""
 
     def model(self, seed: int = 0) -> nn.Module:
         """The tiny student, in train mode."""
@@ -67,8 +69,9 @@ class Case:
     def loss(self) -> LossConfig:
         """A loss whose every part counts."""
         return LossConfig(
-            divergence="jsd", temperature=2.0, ce_weight=0.5, memory_budget="1MiB", implementation=self.implementation
-        )
+            divergence="jsd", temperature=2.0, ce_weight=0.5, memory_budget="1MiB", implementation=self.implementation,
+            hidden_weight=0.7 if self.hidden else 0.0, hidden_loss=self.hidden or None,
+        )  # fmt: skip
 
     def sharded(self, seed: int = 0) -> StudentModule:
         """The student module of this rank in this layout."""

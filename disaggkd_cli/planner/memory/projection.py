@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from disaggkd_cli.losses.hidden_names import COSINE, MSE
 from disaggkd_cli.planner.terms import Term, term
 from disaggkd_cli.planner.workload import Workload
 
@@ -49,15 +50,15 @@ def rows(work: Workload) -> list[Term]:
             "4 * copies * R * H_t",
             "losses/hidden.py, for each row of this rank's own: projected, teacher's, and gradients in float32; peak "
             "of tensors counted on the CPU",
-            copies=COPIES,
+            copies=COPIES[work.hidden_loss],
             R=work.rows,
             H_t=work.teacher.hidden,
         )
     ]
 
 
-COPIES = 5
-"""Tensors of R x H_t that are alive at once, in forward or in the loss's own backward; a test counts them."""
+COPIES = {COSINE: 6, MSE: 5}
+"""Tensors of R x H_t that are alive at once, in the loss's forward or in its own backward; a test counts them."""
 
 
 def flops_per_row(work: Workload) -> float:

@@ -46,6 +46,7 @@ CHANGES = {
     "loss.divergence": "jsd",
     "loss.temperature": ("loss.implementation=full", "loss.temperature=2"),
     "loss.hidden_weight": "0.5",
+    "loss.hidden_loss": ("loss.hidden_weight=0.5", "loss.hidden_loss=mse"),
     "loss.implementation": "full",
     "loss.memory_budget": "64MiB",
     "loss.vocabulary_parallel": "true",
