@@ -78,6 +78,10 @@ def test_a_key_of_another_section_is_recognised(write):
     ("overrides", "expected"),
     [
         (["loss.kd_weight=0"], "loss.kd_weight: both it and loss.ce_weight are 0"),
+        (["loss.hidden_loss=mse"], "loss.hidden_loss: mse is chosen, but loss.hidden_weight is 0"),
+        (["loss.hidden_weight=-1"], "loss.hidden_weight: -1.0 must be a number, at least 0"),
+        (["loss.hidden_weight=.inf"], "loss.hidden_weight: inf must be a number, at least 0"),
+        (["loss.hidden_weight=1", "loss.hidden_loss=cosin"], "did you mean cosine"),
         (["student.model=a/b", "student.from_config=a/b"], "give only one of student.model, student.from_config"),
         (["student.ranks=3", "student.replicate=2"], "student.replicate: 2 does not divide student.ranks=3"),
         (["loss.vocabulary_parallel=maybe"], "loss.vocabulary_parallel: 'maybe' is not known; there are true, false"),
