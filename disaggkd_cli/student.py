@@ -172,6 +172,7 @@ def _run(
         source.close()
         if pool is not None:
             pool.close(reason)
+            status.other_bits = [name for name, known in pool.stats().items() if known["other_bits"]]
         if metrics is not None:
             metrics.close()
     card = card_of(config, directory, run.done) if leader else ""

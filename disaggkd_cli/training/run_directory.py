@@ -248,6 +248,7 @@ class Status:
         teacher_stages: of pipeline teachers, what each stage recorded last, with the most requests that its replica
             lets in at a time; see `stage_record.StageRecord`.
         changed: settings that differ from those of the checkpoint it went on from, and what that means.
+        other_bits: teachers that compute other bits than the first one, and served: not reproducible bit for bit.
     """
 
     state: str
@@ -260,6 +261,7 @@ class Status:
     written: float = 0.0
     teacher_stages: list[dict[str, Any]] = field(default_factory=list)
     changed: list[str] = field(default_factory=list)
+    other_bits: list[str] = field(default_factory=list)
 
     def alive_here(self) -> bool:
         """Whether the process that wrote it still lives, as far as this machine can see."""
