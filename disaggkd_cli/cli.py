@@ -12,7 +12,7 @@ import typer
 from disaggkd_cli import __version__
 from disaggkd_cli.bench.commands import bench_app
 from disaggkd_cli.errors import DisaggkdError
-from disaggkd_cli.exits import end_within
+from disaggkd_cli.exits import end_if_rank
 from disaggkd_cli.gpus import prepare_allocator
 from disaggkd_cli.terminal import write
 from disaggkd_cli.verbosity import command, is_verbose, say
@@ -254,6 +254,6 @@ def main() -> None:
 
 
 def _leave(code: str | int | None) -> NoReturn:
-    if "torch" in sys.modules and (code is None or isinstance(code, int)):
-        end_within(code or 0)
+    if code is None or isinstance(code, int):
+        end_if_rank(code or 0)
     sys.exit(code)

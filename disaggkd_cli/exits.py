@@ -7,6 +7,19 @@ import signal
 import threading
 
 END_SECONDS = 30.0
+_bounded = False
+
+
+def bound_end() -> None:
+    """Note that this process is a rank: its end, when the command line has said its last word, must come in time."""
+    global _bounded
+    _bounded = True
+
+
+def end_if_rank(code: int) -> None:
+    """See `end_within`, for a process that has called `bound_end`; nothing for others."""
+    if _bounded:
+        end_within(code)
 
 
 def end_within(code: int, seconds: float = END_SECONDS) -> None:

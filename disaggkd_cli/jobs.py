@@ -14,6 +14,7 @@ from disaggkd_cli.config.by_device import student_dtype
 from disaggkd_cli.config.linear_attention import missing_kernels
 from disaggkd_cli.config.on_policy import student_writes_all
 from disaggkd_cli.errors import DisaggkdError, RunError, UserError
+from disaggkd_cli.exits import bound_end
 from disaggkd_cli.gpus import HeldGpus, gpus_here, hold_gpus
 from disaggkd_cli.launch import STUDENT, TEACHER, Place, discover_rendezvous, find_place, threads_for, under_launcher
 from disaggkd_cli.layouts import AUTO, asked_layout, facts_of, require
@@ -202,6 +203,7 @@ def _delete_earlier(config: Config, *, logs: bool = True) -> None:
 
 def _one_rank(command: str, config: Config, resume: str, overwrite: bool) -> int:
     place = find_place(config, command)
+    bound_end()
     try:
         if place.role == TEACHER:
             with _hold_gpus(config, TEACHER, int(place.launcher == "single")):

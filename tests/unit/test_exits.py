@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+from disaggkd_cli import exits
+
 ENDING = "import atexit, ctypes, sys, threading, time\nfrom disaggkd_cli.exits import end_within\n"
 HANGS = {
     "a thread": "threading.Thread(target=time.sleep, args=(100,)).start()",
@@ -25,3 +27,13 @@ def test_what_hangs_while_python_ends(hang):
 def test_what_hangs_when_python_has_gone():
     libc = "libc = ctypes.CDLL(None); libc.__cxa_atexit(ctypes.cast(libc.pause, ctypes.c_void_p), None, None)"
     assert ended(f"{libc}\nend_within(1, 0.3); sys.exit(1)") == -14
+
+
+def test_only_ranks_are_ended(monkeypatch):
+    asked = []
+    monkeypatch.setattr(exits, "end_within", asked.append)
+    monkeypatch.setattr(exits, "_bounded", False)
+    exits.end_if_rank(2)
+    exits.bound_end()
+    exits.end_if_rank(75)
+    assert asked == [75]
