@@ -29,7 +29,7 @@ from disaggkd_cli.training.schedule import WorkPlan, learning_rate
 from disaggkd_cli.training.sources import HiddenStateSource, TeacherRows
 from disaggkd_cli.training.stage_record import stage_idle_shares
 from disaggkd_cli.training.student_module import StudentModule
-from disaggkd_cli.training.timeline import EVALUATE, TRAIN, UPDATE, WAIT, Timeline
+from disaggkd_cli.training.timeline import EVALUATE, TRAIN, UPDATE, WAIT, Timeline, moment
 from disaggkd_cli.transport import TeachersLost
 from disaggkd_cli.transport.meter import name_bottleneck
 
@@ -123,7 +123,7 @@ def _step(run: Training) -> str | None:
         rows = _take_together(run)
         if rows.item.evaluation or rows.item.step != step:
             raise RunError(f"the stream has step {rows.item.step} where training step {step} was due")
-        begun = time.time()
+        begun = moment()
         loss, out = run.module(rows.item.batch.to(run.device), rows.hidden, rows.item.supervised_rows)
         loss.backward()
         run.timeline.add(TRAIN, begun, rows.item.request_id)
@@ -134,7 +134,7 @@ def _step(run: Training) -> str | None:
         rows_of_step = rows.item.supervised_rows
     rate = learning_rate(config.train, step)
     set_learning_rate(run.optimizer, rate)
-    begun = time.time()
+    begun = moment()
     norm = clip_gradients(run.module, config.train.clip_norm)
     fault_point("before_commit")
     run.optimizer.step()
@@ -227,7 +227,7 @@ def _take_together(run: Training) -> TeacherRows:
     """Take the next item on every rank, or raise TeachersLost on every rank: none may start a forward alone."""
     lost: TeachersLost | None = None
     rows: TeacherRows | None = None
-    begun = time.time()
+    begun = moment()
     try:
         rows = run.source.take()
         run.timeline.add(WAIT, begun, rows.item.request_id)
@@ -245,7 +245,7 @@ def _take_together(run: Training) -> TeacherRows:
 
 def _evaluate(run: Training) -> None:
     completions: list[Completion] = []
-    begun = time.time()
+    begun = moment()
     with waiting_for(f"the others' evaluation after step {run.done}"):
         figures = evaluate(run.module, lambda: _take_together(run), run.plan, run.done, run.device)
         # What this evaluation received is its own; asking also starts the next step's count anew.

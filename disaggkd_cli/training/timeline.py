@@ -25,6 +25,11 @@ _Asked = TypeVar("_Asked")
 _Answer = TypeVar("_Answer")
 
 
+def moment() -> float:
+    """Return the time of the host, in seconds since 1970; ranks of one machine agree on it."""
+    return time.time()
+
+
 @dataclass(frozen=True)
 class Span:
     """A piece of work: `what`, from `start` to `end` (seconds since 1970), and the `request` it was for, if any."""
@@ -43,15 +48,15 @@ class Timeline:
         self._lock = threading.Lock()
 
     def add(self, what: str, start: float, request: int | None = None) -> None:
-        """Record work that began at `start` (`time.time()`) and has just ended."""
+        """Record work that began at the `moment` `start` and has just ended."""
         if self._file is not None:
-            line = json.dumps(asdict(Span(what, start, time.time(), request))) + "\n"
+            line = json.dumps(asdict(Span(what, start, moment(), request))) + "\n"
             with self._lock:
                 self._file.write(line)
 
     def asked(self, request: int) -> None:
         """Record that a request was sent on its way."""
-        self.add(ASK, time.time(), request)
+        self.add(ASK, moment(), request)
 
     def timed(self, forward: Callable[[_Asked], _Answer]) -> Callable[[_Asked], _Answer]:
         """Return a forward that records each call; `forward` itself where nothing is recorded."""
@@ -59,7 +64,7 @@ class Timeline:
             return forward
 
         def recorded(request: _Asked) -> _Answer:
-            start = time.time()
+            start = moment()
             try:
                 return forward(request)
             finally:

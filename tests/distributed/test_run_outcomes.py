@@ -79,7 +79,7 @@ def test_what_a_run_leaves(reference):
     assert 0 <= time.time() - left.pop("written") < 3600
     assert left == {
         "state": "finished", "exit_code": 0, "reason": "all steps done", "last_step": 20, "resumable": False,
-        "teacher_stages": [], "changed": [],
+        "teacher_stages": [], "changed": [], "other_bits": [],
     }  # fmt: skip
     training = [line for line in metrics(reference) if "loss" in line]
     assert [line["step"] for line in training] == list(range(1, 21))

@@ -5,7 +5,12 @@ from pathlib import Path
 
 import disaggkd_cli
 
-SAYS_WHEN = {"training/run_directory.py", "training/trackers/mlflow.py", "report/read.py"}
+SAYS_WHEN = {
+    "training/run_directory.py",
+    "training/timeline.py",
+    "training/trackers/mlflow.py",
+    "report/read.py",
+}
 """What writes down or reads when something was, for people and trackers, and waits for nothing by it."""
 
 

@@ -37,7 +37,7 @@ def test_the_last_line_of_a_run_names_it(tmp_path, monkeypatch, printed, said):
     def ended(rank, code):
         output = tmp_path / f"student_{rank}.out"
         output.write_text(printed if rank else "")
-        process = SimpleNamespace(returncode=code, pid=0, poll=lambda: code, wait=lambda: code)
+        process = SimpleNamespace(returncode=code, pid=0, poll=lambda: code, wait=lambda *_: code)
         return supervise.Child(Place(STUDENT, rank, 2), process, output if rank else None)
 
     supervisor = supervise._Supervisor(Config(), [], RunDirectory(tmp_path), "never", 0)

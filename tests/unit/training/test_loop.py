@@ -140,7 +140,7 @@ def test_a_step_stalls_for_all_of_its_micro_batches(monkeypatch):
     class Module(torch.nn.Module):
         def __init__(self):
             super().__init__()
-            self.weight, self.router = weight, None
+            self.weight, self.router, self.projection = weight, None, None
 
         def forward(self, *_):
             return self.weight.sum(), SimpleNamespace(**{name: torch.zeros(()) for name in loop._PARTS})
