@@ -64,7 +64,9 @@ def _are_packed(own: Callable[..., Any]) -> Callable[..., Any]:
     return packed
 
 
-transformers.masking_utils.find_packed_sequence_indices = _number_documents(
-    transformers.masking_utils.find_packed_sequence_indices
-)
-flash_utils._is_packed_sequence = _are_packed(flash_utils._is_packed_sequence)
+for _module, _name, _told in (
+    (transformers.masking_utils, "find_packed_sequence_indices", _number_documents),
+    (flash_utils, "_is_packed_sequence", _are_packed),
+):
+    if hasattr(_module, _name):  # a release without it finds documents its own way, at the price of a wait
+        setattr(_module, _name, _told(getattr(_module, _name)))

@@ -7,6 +7,7 @@ import pytest
 from tests.support.runs import descendants, finish, losses, start, weights_sha256
 
 
+@pytest.mark.slow
 def test_of_three_starts_at_once_one_goes(reference_config, reference, tmp_path):
     run = tmp_path / "run"
     jobs = [start(["run", str(reference_config), f"run_dir={run}"]) for _ in range(3)]
