@@ -28,6 +28,8 @@ from tests.support.runs import (
 SHARDED = ("teacher.ranks_per_replica=2", "teacher.parallelism=fsdp")
 SLOW = ",".join(f"teacher {rank}.forward:sleep:0.3" for rank in ("0.0", "0.1", "1.0", "1.1"))
 """An order to take so long for every answer that there is time to disturb a run."""
+TENSOR_BOUND = 3e-5
+"""Of ten steps. Sums of two ranks round otherwise than those of one, and by how much depends on the processor."""
 TENSOR = ("teacher.ranks_per_replica=2", "teacher.parallelism=tensor")
 
 
@@ -51,8 +53,7 @@ def test_two_sharded_ranks_give_the_same_run_to_the_last_bit(reference_config, r
 
 def test_two_tensor_parallel_ranks_agree_with_one(reference_config, reference, tmp_path):
     run = run_to_end(reference_config, tmp_path / "run", *TENSOR)
-    # Sums of two ranks round otherwise than those of one, and by how much depends on the processor's kernels.
-    assert losses(run)[:10] == pytest.approx(losses(reference)[:10], rel=3e-5)
+    assert losses(run)[:10] == pytest.approx(losses(reference)[:10], rel=TENSOR_BOUND)
     assert losses(run) == pytest.approx(losses(reference), rel=1e-4)
     assert rounds_of(run, "0.0") == rounds_of(run, "0.1")
     assert descendants(str(run)) == []
@@ -108,7 +109,7 @@ def test_a_killed_rank_takes_its_replica_along_and_all_of_it_comes_back(
     if layout is SHARDED:
         assert_undisturbed(run, reference)
     else:
-        assert losses(run)[:10] == pytest.approx(losses(reference)[:10], rel=1e-5)
+        assert losses(run)[:10] == pytest.approx(losses(reference)[:10], rel=TENSOR_BOUND)
     assert descendants(str(run)) == []
 
 
@@ -179,7 +180,7 @@ def test_under_torchrun(reference_config, reference, tmp_path, layout):
         capture_output=True, text=True, timeout=240,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    assert losses(run)[:10] == pytest.approx(losses(reference)[:10], rel=1e-5)
+    assert losses(run)[:10] == pytest.approx(losses(reference)[:10], rel=TENSOR_BOUND)
 
 
 @pytest.fixture(scope="module")
