@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from disaggkd_cli.training.run_directory import hold
 from tests.support.runs import TINY_TEACHER, descendants, finish, start, status, weights_sha256, write_config
 
 pytestmark = pytest.mark.slow
@@ -35,8 +36,18 @@ def on_a_machine_with(limit, config, run, *arguments, timeout=170):
     return done.returncode, done.stdout + done.stderr
 
 
+@pytest.fixture(autouse=True)
+def shared_memory():
+    """What a test's runs leave in shared memory."""
+    before = set(os.listdir("/dev/shm"))
+    yield
+    assert set(os.listdir("/dev/shm")) <= before
+
+
 def nothing_remains(run):
+    """No process, no half-written file, no lock."""
     assert descendants(str(run)) == []
+    hold(run, "a test").close()
     assert not [path for path in run.rglob("*") if path.name.startswith((".writing", ".secret", ".tmp"))]
 
 
