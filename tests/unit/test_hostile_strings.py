@@ -1,4 +1,4 @@
-"""Names, paths, records and logs that would steer a terminal, forge a line or write a page come out as plain text."""
+"""Names, paths, records and logs that would steer a terminal or write a page come out as plain text."""
 
 import ast
 import io
